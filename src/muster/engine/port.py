@@ -1,0 +1,114 @@
+"""The engine port: tokens in, tokens out, every sampled token with its log-probability and its version.
+
+Two protocols, because two parts need different halves: rollouts generate; the publisher changes weights.
+An adapter implements both (`Replica`). Cancelling a `generate` call aborts the request in the engine.
+
+    rollout ──generate──►┐
+                         ├── Replica
+    publisher ──stage────┤   while serving
+               pause     │   ┐
+               commit    │   ├ `pause_s`, per replica
+               resume ──►┘   ┘
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from muster.types import Completion, DeviceState, Floats, Ints, Publication, Sampling, Session, Version
+
+
+class InFlight(StrEnum):
+    """What a pause does to requests in flight."""
+
+    HOLD = "hold"  # keep them where they are and go on after resume
+    FINISH = "finish"  # pause takes effect when they have ended
+    ABORT = "abort"  # end them now with finish="abort"; the caller continues from the kept tokens
+
+
+class CachePolicy(StrEnum):
+    """What a commit does to the cache of requests in flight. Prefixes are never shared across versions."""
+
+    KEEP = "keep"  # held requests go on with keys and values of the old weights
+    RECOMPUTE = "recompute"  # held requests are prefilled again under the new weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """What a pause met: requests held, finished before it took effect, or aborted."""
+
+    held: int = 0
+    finished: int = 0
+    aborted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Log-probability, after temperature, of each token given those before it. `logprobs_T[0]` is 0."""
+
+    logprobs_T: Floats
+    version: Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceInterval:
+    """The device was in `state` during [start, end), seconds on `clock.now()`."""
+
+    state: DeviceState
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatistics:
+    """A frozen snapshot. Counters grow since the start of the replica.
+
+    `intervals` holds what happened since the previous call, without overlap, oldest first.
+    """
+
+    replica: str
+    version: Version
+    running: int
+    waiting: int
+    capacity: int  # running requests that saturate the replica
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt tokens, served from the prefix cache
+    recomputed_tokens: int
+    generated_tokens: int
+    kv_used_tokens: int
+    kv_capacity_tokens: int
+    intervals: tuple[DeviceInterval, ...] = ()
+
+
+class Engine(Protocol):
+    """What rollouts and evaluation need. Errors: `EngineError` when the replica fails, is stale or times out."""
+
+    async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion: ...
+
+    async def score(self, tokens: Ints, *, temperature: float) -> Scores: ...
+
+    async def statistics(self) -> EngineStatistics: ...
+
+
+class WeightSink(Protocol):
+    """What the publisher needs. Every call is idempotent per version and has a deadline inside the adapter."""
+
+    name: str
+
+    async def stage(self, publication: Publication) -> None:
+        """Fetch and decode the weights while serving goes on."""
+        ...
+
+    async def pause(self, in_flight: InFlight) -> Pause: ...
+
+    async def commit(self, version: Version, cache: CachePolicy) -> Version:
+        """Switch to the staged weights; returns the version with the digest of what the engine now holds."""
+        ...
+
+    async def resume(self) -> None: ...
+
+
+class Replica(Engine, WeightSink, Protocol):
+    """One engine replica, whole."""

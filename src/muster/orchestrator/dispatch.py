@@ -1,0 +1,67 @@
+"""Dispatch: every launch is written down when it starts and when it ends, whoever asked for it.
+
+    launch row ─► attempt runs ─► trajectory row        (or, cancelled by us: drop row)
+
+Law: nothing dispatched disappears. A trajectory is committed before `run` returns it to be counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import Counter
+from typing import Protocol
+
+from muster import clock
+from muster.journal import DropRow, Journal, LaunchRow, Purpose
+from muster.rollout.spans import SpanRecorder
+from muster.types import Launch, Trajectory
+
+
+class Attempts(Protocol):
+    """Runs one attempt to its end; `rollout.attempt.Rollout` does. Never raises for what the world did."""
+
+    async def run(self, launch: Launch, spans: SpanRecorder, seed: int | None = None) -> Trajectory: ...
+
+
+class Dispatcher:
+    """Runs and records attempts; knows what is live."""
+
+    def __init__(self, journal: Journal, attempts: Attempts) -> None:
+        self._journal = journal
+        self._attempts = attempts
+        self._live: dict[str, SpanRecorder] = {}
+
+    async def run(self, launch: Launch, purpose: Purpose, seed: int) -> Trajectory:
+        spans = self._live[launch.id] = SpanRecorder(launch.id)
+        self._journal.record(_launch_row(launch, spans.started, purpose))
+        try:
+            trajectory = await self._attempts.run(launch, spans, seed)
+            self._journal.record_trajectory(trajectory, sibling=launch.sibling, purpose=purpose)
+            return trajectory
+        except asyncio.CancelledError:
+            self._journal.record(DropRow(id=launch.id, reason="stopped", at=clock.now()))
+            raise
+        finally:
+            del self._live[launch.id]
+
+    def stages(self) -> Counter[str]:
+        """Live trajectories by the stage they are in."""
+        return Counter(str(r.current) for r in self._live.values())
+
+
+def derived_seed(seed: int, name: str) -> int:
+    """A seed of its own for each name, the same in every process."""
+    return zlib.crc32(f"{seed}/{name}".encode())
+
+
+def _launch_row(launch: Launch, now: float, purpose: Purpose) -> LaunchRow:
+    return LaunchRow(
+        id=launch.id,
+        group_id=launch.group_id,
+        task_id=launch.task.id,
+        sibling=launch.sibling,
+        attempt=launch.attempt,
+        at=now,
+        purpose=purpose,
+    )

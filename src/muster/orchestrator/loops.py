@@ -1,0 +1,311 @@
+"""The loops: the only place where deciding meets doing.
+
+    ┌ collect ────────────────────────────────┐   ┌ train ──────────────────────────────────┐
+    │ consumes   slots, allowed lag           │   │ consumes   batches                      │
+    │ waits for  anything ended or published  │   │ waits for  the next batch               │
+    │ unblocked  by train (a new version)     │   │ unblocked  by collect (a batch)         │
+    │ produces   trajectories, batches        │   │ produces   versions                     │
+    └─────────────────────────────────────────┘   └─────────────────────────────────────────┘
+      watch: once a second reads the engines' statistics into the journal and the live view
+
+Law: what happened is committed to the journal before the scheduler counts it. Synchronous and asynchronous runs
+are these same loops under a different `max_lag`; the loops never ask which one it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from muster import clock
+from muster.engine.port import Replica
+from muster.errors import MusterError
+from muster.journal import CheckpointRow, GroupRow, Journal, StepRow
+from muster.metrics import Mean, Metrics, Sum
+from muster.orchestrator.device import DeviceRecorder
+from muster.orchestrator.dispatch import Dispatcher, derived_seed
+from muster.orchestrator.record import batch_row, device_rows, group_row, observe_step
+from muster.orchestrator.scheduler import Admission, Closed, Scheduler
+from muster.orchestrator.status import PoolStatus, Progress, RunStatus
+from muster.publish.publisher import Canary, Publisher
+from muster.trainer.port import Trainer
+from muster.types import Batch, DeviceState, Evaluation, Graded, Ints, Launch, Trajectory, Verdict
+
+
+class LoopConfig(BaseModel):
+    """Length and rhythm of a run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(20, ge=1, description="optimiser steps, each on one batch")
+    checkpoint_every: int = Field(10, ge=1, description="steps between checkpoints")
+    evaluate_every: int | None = Field(10, ge=1, description="steps between evaluations; none: only at the ends")
+    watch_interval_s: float = Field(1.0, gt=0, description="how often engine statistics are read")
+
+
+class Curriculum(Protocol):
+    def state(self) -> dict[str, object]: ...
+
+
+class AdmissionStopped(MusterError):
+    """Infrastructure fails too often to go on; the message says how often."""
+
+
+class Stopped(Exception):
+    """The user asked for a stop."""
+
+
+class Signal:
+    """Wakes everyone who waits, once."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def fire(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the loops drive; chosen by `run.py`."""
+
+    journal: Journal
+    metrics: Metrics
+    scheduler: Scheduler
+    curriculum: Curriculum
+    dispatcher: Dispatcher
+    trainer: Trainer
+    publisher: Publisher
+    engines: tuple[Replica, ...]
+    evaluate: Callable[[int], Awaitable[Evaluation]]  # at a step, pinned to the version that serves
+    prefetch: Callable[[Sequence[Launch]], None]  # make sandboxes ready for these
+    pool_status: Callable[[], PoolStatus]
+    on_status: Callable[[RunStatus], None]
+    groups_per_batch: int
+    canary: Ints
+    temperature: float
+
+
+class Orchestrator:
+    """Drives one run from its first admission to its last step, or until `stop()`.
+
+    redo: batches that were assembled before a crash and whose update was lost with it, in order.
+    step: optimiser steps that the trainer's weights have behind them, before `redo`.
+    """
+
+    def __init__(
+        self, config: LoopConfig, parts: Parts, *, directory: Path, seed: int, redo: Sequence[Batch] = (), step: int = 0
+    ) -> None:
+        self._config = config
+        self._p = parts
+        self._directory = directory
+        self._seed = seed
+        self._redo = tuple(redo)
+        self._step = step
+        self._changed = Signal()
+        self._stop = asyncio.Event()
+        self._batches: deque[Batch] = deque()
+        self._groups: dict[str, GroupRow] = {}  # rows of the groups that are not closed yet
+        self._device = DeviceRecorder(parts.journal, "trainer", DeviceState.LOADING)
+        self._progress = Progress(directory.name, config.steps)
+
+    def stop(self) -> None:
+        """Ask for a clean stop: live attempts are dropped, a checkpoint is written, `run` returns."""
+        self._stop.set()
+        self._changed.fire()
+
+    async def run(self) -> bool:
+        """Returns True when all steps are done, False when it was stopped. Errors of the parts pass through."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                background = [tasks.create_task(self._watch()), tasks.create_task(self._until_stopped())]
+                await self._begin()
+                background.append(tasks.create_task(self._collect(tasks)))
+                await self._train()
+                for task in background:
+                    task.cancel()
+        except* Stopped:
+            if self._device.state is DeviceState.BATCH_WAIT:
+                await self._checkpoint()
+        finally:
+            self._device.close()
+        return self._step >= self._config.steps
+
+    async def _until_stopped(self) -> None:
+        await self._stop.wait()
+        raise Stopped
+
+    async def _begin(self) -> None:
+        """Bring weights, engines and record to where the run stands."""
+        self._device.enter(DeviceState.TRAIN)
+        for batch in self._redo:
+            await self._p.trainer.step(batch)
+            self._step += 1
+        await self._publish(trained_at=clock.now())
+        if not self._p.journal.evaluations():
+            await self._evaluate()
+        self._groups = {g.id: g for g in self._p.journal.rows(GroupRow, "state IN ('open', 'ready')")}
+        self._p.scheduler.begin(clock.now())
+        self._device.enter(DeviceState.BATCH_WAIT)
+
+    # --- collect
+
+    async def _collect(self, tasks: asyncio.TaskGroup) -> None:
+        scheduler = self._p.scheduler
+        self._assemble()  # a resumed run may hold a whole batch already
+        while True:
+            admission = scheduler.admit()
+            self._record_admission(admission)
+            for launch in admission.launches:
+                tasks.create_task(self._attempt(launch), name=launch.id)
+            self._p.prefetch(scheduler.upcoming())
+            if scheduler.alarm and not scheduler.live:
+                raise AdmissionStopped(f"{scheduler.alarm}; admission is stopped. See `muster report`, then --resume")
+            await self._changed.wait()
+
+    async def _attempt(self, launch: Launch) -> None:
+        """Commit, then count, then see what became possible."""
+        trajectory = await self._p.dispatcher.run(launch, "train", derived_seed(self._seed, launch.id))
+        self._observe(trajectory)
+        closed = self._p.scheduler.ended(trajectory, clock.now())
+        if closed is not None:
+            self._record_closed(closed)
+        self._assemble()
+        self._changed.fire()
+
+    def _assemble(self) -> None:
+        assembly = self._p.scheduler.assemble(clock.now())
+        for closed in assembly.dropped:
+            self._record_closed(closed)
+        if assembly.batch is not None:
+            self._p.journal.record(batch_row(assembly.batch, self._step, trainer_free_at=self._device.since))
+            self._batches.append(assembly.batch)
+
+    # --- train
+
+    async def _train(self) -> None:
+        while self._step < self._config.steps:
+            batch = await self._next_batch()
+            await self._train_on(batch)
+            if self._due(self._config.evaluate_every):
+                await self._evaluate()
+            if self._due(self._config.checkpoint_every):
+                await self._checkpoint()
+            self._device.enter(DeviceState.BATCH_WAIT)
+
+    async def _next_batch(self) -> Batch:
+        while not self._batches:
+            await self._changed.wait()
+        batch = self._batches.popleft()
+        self._p.journal.record(batch_row(batch, self._step, trainer_free_at=self._device.since))
+        return batch
+
+    async def _train_on(self, batch: Batch) -> None:
+        self._device.enter(DeviceState.TRAIN)
+        started = clock.now()
+        result = await self._p.trainer.step(batch)
+        now = clock.now()
+        step = StepRow(
+            step=batch.step,
+            started=started,
+            ended=now,
+            metrics=dict(result.metrics),
+            divergence=dict(result.divergence),
+        )
+        trained = [
+            replace(self._groups.pop(g.id), state="trained", closed_at=now, step=batch.step) for g in batch.groups
+        ]
+        with self._p.journal.transaction():
+            self._p.journal.record(step, *trained)
+            self._p.journal.set_meta("curriculum", self._p.curriculum.state())
+        self._step = batch.step + 1
+        observe_step(self._p.metrics, batch, result)
+        await self._publish(trained_at=now)
+        self._p.scheduler.published(self._step)
+        self._assemble()
+        self._changed.fire()
+        self._p.metrics.flush(batch.step)
+        self._progress.stepped()
+
+    async def _publish(self, *, trained_at: float) -> None:
+        """Make version `self._step` serve everywhere."""
+        self._device.enter(DeviceState.PUBLISH)
+        exporting = clock.now()
+        publication = await self._p.trainer.export(self._step)
+        export_s = clock.now() - exporting
+        (logprobs_T,) = await self._p.trainer.score([self._p.canary], temperature=self._p.temperature)
+        canary = Canary(tokens=self._p.canary, temperature=self._p.temperature, logprobs_T=logprobs_T)
+        records = await self._p.publisher.publish(publication, canary, trained_at=trained_at, export_s=export_s)
+        for record in records:
+            self._p.journal.record_publication(record)
+
+    async def _evaluate(self) -> None:
+        self._device.enter(DeviceState.EVALUATE)
+        self._p.journal.record_evaluation(await self._p.evaluate(self._step))
+
+    async def _checkpoint(self) -> None:
+        self._device.enter(DeviceState.CHECKPOINT)
+        name = f"checkpoints/step{self._step:06d}"
+        await self._p.trainer.save(self._directory / name)
+        self._p.journal.record(CheckpointRow(step=self._step, path=name, at=clock.now()))
+
+    def _due(self, every: int | None) -> bool:
+        """At the end always."""
+        return self._step >= self._config.steps or (every is not None and self._step % every == 0)
+
+    # --- watch
+
+    async def _watch(self) -> None:
+        while True:
+            statistics = [await engine.statistics() for engine in self._p.engines]
+            self._p.journal.record(*device_rows(statistics))
+            self._p.on_status(
+                self._progress.status(
+                    scheduler=self._p.scheduler.statistics(),
+                    batch_groups=self._p.groups_per_batch,
+                    stages=self._p.dispatcher.stages(),
+                    pool=self._p.pool_status(),
+                    engines=statistics,
+                    trainer_state=self._device.state,
+                    step=self._step,
+                )
+            )
+            await clock.sleep(self._config.watch_interval_s)
+
+    # --- recording
+
+    def _record_admission(self, admission: Admission) -> None:
+        now = clock.now()
+        groups = [group_row(g, now) for g in admission.groups]
+        self._groups.update({g.id: g for g in groups})
+        self._p.journal.record(*groups)
+
+    def _record_closed(self, closed: Closed) -> None:
+        now = clock.now()
+        row = self._groups[closed.group_id]
+        if closed.ready is not None:
+            row = self._groups[row.id] = replace(row, state="ready", ready_at=now)
+        else:
+            row = replace(self._groups.pop(row.id), state="dropped", closed_at=now, drop_reason=closed.drop_reason)
+            if closed.drop_reason == "no_gradient":
+                self._p.metrics.observe("groups_no_gradient", Sum(1))
+        self._p.journal.record(row)
+
+    def _observe(self, trajectory: Trajectory) -> None:
+        metrics, outcome = self._p.metrics, trajectory.outcome
+        metrics.observe("sampled_tokens", Sum(trajectory.sampled_tokens))
+        metrics.observe("trajectories_infra", Sum(outcome.verdict is Verdict.INFRA))
+        metrics.observe("trajectories_unknown", Sum(outcome.verdict is Verdict.UNKNOWN))
+        if isinstance(outcome, Graded):
+            metrics.observe("reward", Mean.of(outcome.reward))
+            metrics.observe("solve_rate", Mean.of(outcome.verdict is Verdict.SUCCESS))

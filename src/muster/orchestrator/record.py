@@ -1,0 +1,60 @@
+"""From decisions to journal rows. Law: pure; every field of a row is explained by the row class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from muster.engine.port import EngineStatistics
+from muster.journal import BatchRow, DeviceRow, GroupRow
+from muster.metrics import Last, Metrics
+from muster.orchestrator.scheduler import Group
+from muster.orchestrator.staleness import lag
+from muster.trainer.port import StepResult
+from muster.types import Batch
+
+
+def group_row(group: Group, now: float) -> GroupRow:
+    return GroupRow(
+        id=group.id,
+        task_id=group.task.id,
+        submission=group.submission,
+        version=group.version,
+        admitted_at=now,
+        replaces=group.replaces,
+    )
+
+
+def batch_row(batch: Batch, version: int, *, trainer_free_at: float) -> BatchRow:
+    return BatchRow(
+        step=batch.step,
+        opened_at=batch.opened_at,
+        ready_at=batch.ready_at,
+        trainer_free_at=trainer_free_at,
+        version=version,
+        groups=[g.id for g in batch.groups],
+        members=[m.id for g in batch.groups for m in g.members],
+    )
+
+
+def device_rows(statistics: Iterable[EngineStatistics]) -> list[DeviceRow]:
+    return [
+        DeviceRow(device=s.replica, state=str(i.state), start=i.start, end=i.end)
+        for s in statistics
+        for i in s.intervals
+    ]
+
+
+def observe_step(metrics: Metrics, batch: Batch, result: StepResult) -> None:
+    """What a batch and the step on it add to the metrics of step `batch.step`."""
+    lags = [lag([m], batch.step) for g in batch.groups for m in g.members]
+    values = {
+        **result.metrics,
+        "ttb_s": batch.ttb_s,
+        "step_s": result.duration_s,
+        "lag_max": float(max(lags)),
+        "lag_mean": float(np.mean(lags)),
+    }
+    for name, value in values.items():
+        metrics.observe(name, Last(value))

@@ -1,0 +1,129 @@
+"""Resume: what a journal says of where its run stands.
+
+    journal ─► checkpoint k │ batches k … v-1 to train again │ ready groups │ open groups │ interrupted launches
+
+Law: pure, from rows. The journal is the write-ahead log of the run: an update that was lost with the process is
+made again from the same batch, so every graded trajectory counts exactly once in the weights. Batches that were
+assembled but never trained go back to being ready groups.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.journal import (
+    BatchRow,
+    CheckpointRow,
+    DropRow,
+    GroupRow,
+    Journal,
+    LaunchRow,
+    SpanRow,
+    StepRow,
+    TrajectoryRow,
+)
+from muster.orchestrator.scheduler import Group
+from muster.types import Batch, Graded, ReadyGroup, Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a run stands. A run that has not begun stands at `Standing()`.
+
+    step: optimiser steps in `checkpoint` (0: the initial weights). version: steps that were ever made.
+    redo: the batches between the two. interrupted: launches that a killed process left without an end.
+    orphaned: open groups whose task is no longer in the suite.
+    """
+
+    step: int = 0
+    version: int = 0
+    checkpoint: Path | None = None
+    redo: tuple[Batch, ...] = ()
+    ready: tuple[ReadyGroup, ...] = ()
+    groups: tuple[Group, ...] = ()
+    submissions: int = 0
+    interrupted: tuple[str, ...] = ()
+    orphaned: tuple[GroupRow, ...] = ()
+    curriculum: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def standing(journal: Journal, directory: Path, tasks: Mapping[str, Task]) -> Standing:
+    """Read it. `directory` is the run's; checkpoints that are missing there are passed over."""
+    version = journal.count(StepRow)
+    checkpoints = [c for c in journal.rows(CheckpointRow) if (directory / c.path).is_dir()]
+    step = checkpoints[-1].step if checkpoints else 0
+    launches: dict[str, list[LaunchRow]] = defaultdict(list)
+    for launch in journal.rows(LaunchRow, "purpose = 'train'"):
+        launches[launch.group_id].append(launch)
+    rows = journal.rows(GroupRow)
+    unfinished = [r for r in rows if r.state in ("open", "ready")]
+    known = [r for r in unfinished if r.task_id in tasks]
+    return Standing(
+        step=step,
+        version=version,
+        checkpoint=directory / checkpoints[-1].path if checkpoints else None,
+        redo=tuple(_batch(journal, row) for row in journal.rows(BatchRow, "step >= ? AND step < ?", step, version)),
+        ready=tuple(_ready(journal, r) for r in unfinished if r.state == "ready"),
+        groups=tuple(_open(journal, r, tasks[r.task_id], launches[r.id]) for r in known if r.state == "open"),
+        submissions=len(rows),
+        interrupted=_interrupted(journal),
+        orphaned=tuple(r for r in unfinished if r.task_id not in tasks and r.state == "open"),
+        curriculum=journal.meta().get("curriculum", {}),
+    )
+
+
+def _members(journal: Journal, group_id: str) -> dict[int, Trajectory]:
+    """Graded members by sibling, with their spans."""
+    members: dict[int, Trajectory] = {}
+    for row in journal.rows(TrajectoryRow, "group_id = ? AND purpose = 'train'", group_id):
+        if isinstance(row.outcome, Graded):
+            spans = journal.rows(SpanRow, "owner = ?", row.id)
+            members[row.sibling] = row.trajectory(s.span() for s in spans)
+    return members
+
+
+def _ready(journal: Journal, row: GroupRow) -> ReadyGroup:
+    members = _members(journal, row.id)
+    return ReadyGroup(
+        id=row.id,
+        task_id=row.task_id,
+        submission=row.submission,
+        members=tuple(members[s] for s in sorted(members)),
+        ready_at=row.ready_at if row.ready_at is not None else row.admitted_at,
+    )
+
+
+def _open(journal: Journal, row: GroupRow, task: Task, launches: list[LaunchRow]) -> Group:
+    counts: dict[int, int] = defaultdict(int)
+    for launch in launches:
+        counts[launch.sibling] += 1
+    return Group(
+        id=row.id,
+        task=task,
+        submission=row.submission,
+        version=row.version,
+        replaces=row.replaces,
+        members=_members(journal, row.id),
+        launches=dict(counts),
+    )
+
+
+def _batch(journal: Journal, row: BatchRow) -> Batch:
+    groups = [journal.rows(GroupRow, "id = ?", id)[0] for id in row.groups]
+    return Batch(
+        step=row.step,
+        groups=tuple(_ready(journal, g) for g in groups),
+        opened_at=row.opened_at,
+        ready_at=row.ready_at,
+    )
+
+
+def _interrupted(journal: Journal) -> tuple[str, ...]:
+    ended = {r.id for r in journal.rows(DropRow)}
+    for row in journal.rows(TrajectoryRow):
+        ended.add(row.id)
+    return tuple(r.id for r in journal.rows(LaunchRow) if r.id not in ended)

@@ -1,0 +1,104 @@
+"""The sandbox port: fork a frozen state, run commands in it, freeze it again.
+
+    prepare(image) ─► Snapshot ─fork─► Sandbox ─run…─► snapshot() ─► Snapshot ─fork─► …
+
+A `Sandbox` belongs to one user at a time. Every call has a deadline enforced from outside; a call on a dead
+sandbox raises `SandboxLost` with the evidence of who killed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from muster.types import ImageSpec, Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A frozen state: read-only layers (base first) and the shell state to start from. Never changes."""
+
+    id: str
+    layers: tuple[Path, ...] = ()
+    workdir: str = "/"
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    shell_state: str = ""  # bash source that restores variables, functions and options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A host path bound into a sandbox."""
+
+    source: Path
+    target: str
+    writable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a command did. A time-out or a kill is a result, not an error: the model sees it and goes on."""
+
+    output: str  # stdout and stderr as they came, head and tail kept
+    exit_code: int | None  # None: no exit code was seen (time-out, or the shell itself died)
+    duration_s: float
+    timed_out: bool = False
+    out_of_memory: bool = False
+    shell_restarted: bool = False  # the command ended the shell; a fresh one answers, in the same files
+    omitted_bytes: int = 0  # cut from the middle of the output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What a sandbox used over its life; attribution reads them. None: the host cannot tell."""
+
+    cpu_s: float | None = None
+    peak_memory_bytes: int | None = None
+    oom_kills: int | None = None
+    pids_refused: int | None = None
+    disk_bytes: int | None = None
+
+
+class Sandbox(Protocol):
+    """A live environment. Errors: `SandboxLost`, `SandboxError`."""
+
+    id: str
+
+    async def run(self, command: str, timeout_s: float) -> Result: ...
+
+    async def read(self, path: str) -> bytes:
+        """Raises `FileNotFoundError` when there is no such file in the sandbox."""
+        ...
+
+    async def write(self, path: str, data: bytes) -> None: ...
+
+    async def snapshot(self) -> Snapshot:
+        """Freeze files and shell state. Every process in the sandbox is dead afterwards; a fresh shell answers."""
+        ...
+
+    async def alive(self) -> bool: ...
+
+    async def close(self) -> Counters:
+        """Kill everything and give back all it held. Idempotent; never waits for a graceful stop."""
+        ...
+
+
+class SandboxBackend(Protocol):
+    """Makes sandboxes. Errors: `ImageError` from prepare, `SandboxStartError` from fork."""
+
+    async def prepare(self, image: ImageSpec) -> Snapshot:
+        """Build the image, or find it built: same content, same snapshot."""
+        ...
+
+    async def fork(
+        self, snapshot: Snapshot, *, limits: Limits, label: str, mounts: tuple[Mount, ...] = ()
+    ) -> Sandbox: ...
+
+    async def discard(self, snapshot: Snapshot) -> None:
+        """Forget a snapshot that `Sandbox.snapshot` made. Layers that images share stay."""
+        ...
+
+    async def close(self) -> None:
+        """Close every sandbox and remove all that is not a cached image."""
+        ...

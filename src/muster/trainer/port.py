@@ -1,0 +1,52 @@
+"""The trainer port: a batch in, new weights out.
+
+    Batch ─step─► StepResult ─export─► Publication ─► publisher
+
+The trainer computes advantages from graded members alone, and measures divergence from its own forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from muster.types import Batch, Floats, Ints, Publication
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one optimiser step did.
+
+    `metrics` holds plain floats: loss, grad_norm, lr, k1, k3, m2, ess, clip_fraction, dropped_fraction,
+    mean_abs_logprob_difference, trained_tokens, forward_tokens, forward_s, optimizer_s.
+    `divergence` maps trajectory id to its mean k3 against the weights before this step.
+    """
+
+    step: int
+    duration_s: float
+    metrics: Mapping[str, float]
+    divergence: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+class Trainer(Protocol):
+    """Errors: `TrainerError` with its cause; it stops the run."""
+
+    async def step(self, batch: Batch) -> StepResult: ...
+
+    async def export(self, number: int) -> Publication:
+        """Write the current weights, in the serving dtype, where `transport` finds them; whole or not at all."""
+        ...
+
+    async def score(self, sequences: Sequence[Ints], *, temperature: float) -> list[Floats]:
+        """Log-probabilities as `engine.port.Scores`, from the trainer's forward pass (canary and numerics)."""
+        ...
+
+    async def save(self, directory: Path) -> None:
+        """Checkpoint master weights, optimiser and random state, atomically."""
+        ...
+
+    async def restore(self, directory: Path) -> None: ...
+
+    async def close(self) -> None: ...

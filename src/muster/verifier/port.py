@@ -1,0 +1,19 @@
+"""The verifier port: a task and a frozen final state in, an outcome out.
+
+The verifier never sees the live sandbox: it forks `final`, in which no process of the agent is alive.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from muster.sandbox.port import Snapshot
+from muster.types import Outcome, Task
+
+
+class Verifier(Protocol):
+    """Grades by fact. Never raises for what happens inside a sandbox: that is part of the outcome."""
+
+    async def grade(self, task: Task, final: Snapshot, pristine: Snapshot) -> Outcome:
+        """`pristine` is the state before the agent: the control run forks it."""
+        ...

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from factories import failure, infra, make_task, make_trajectory, success
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from muster.orchestrator.scheduler import Assembly, Closed, Group, Scheduler, SchedulerConfig
+from muster.types import Launch, Outcome, Task
+
+
+class Source:
+    """Fresh tasks in order, and what was recorded of them."""
+
+    def __init__(self) -> None:
+        self.recorded: list[tuple[str, tuple[float, ...]]] = []
+        self._count = 0
+
+    def next(self) -> Task:
+        self._count += 1
+        return make_task(f"task{self._count}")
+
+    def record(self, task_id: str, rewards: Sequence[float]) -> None:
+        self.recorded.append((task_id, tuple(rewards)))
+
+
+def scheduler(*, steps: int = 10, **options: object) -> Scheduler:
+    config = SchedulerConfig.model_validate({"groups_per_batch": 2, "group_size": 2, "slots": 8, **options})
+    made = Scheduler(config, Source(), steps=steps)
+    made.begin(0.0)
+    return made
+
+
+def end(s: Scheduler, launch: Launch, outcome: Outcome, *, version: int = 0, now: float = 1.0) -> Closed | None:
+    return s.ended(make_trajectory(launch, outcome, version=version), now)
+
+
+def finish_group(s: Scheduler, launches: Sequence[Launch], rewards: Sequence[float], *, version: int = 0) -> Closed:
+    closed = None
+    for launch, reward in zip(launches, rewards, strict=True):
+        closed = end(s, launch, success(reward) if reward else failure(), version=version)
+    assert closed is not None
+    return closed
+
+
+def test_on_policy_admits_exactly_one_batch_and_waits_for_its_version() -> None:
+    s = scheduler()
+    launches = s.admit().launches
+    assert [x.id for x in launches] == ["g000000.0", "g000000.1", "g000001.0", "g000001.1"]
+    assert s.admit().launches == ()
+    for group in (launches[:2], launches[2:]):
+        finish_group(s, group, (1.0, 0.0))
+    batch = s.assemble(5.0).batch
+    assert batch is not None
+    assert (batch.step, batch.opened_at, batch.ready_at) == (0, 0.0, 5.0)
+    assert s.admit().launches == ()  # version 1 does not serve yet
+    s.published(1)
+    assert len(s.admit().launches) == 4
+
+
+def test_lag_one_admits_the_next_batch_while_the_trainer_works() -> None:
+    s = scheduler(max_lag=1)
+    assert len(s.admit().launches) == 8
+
+
+def test_nothing_is_admitted_beyond_the_last_step() -> None:
+    s = scheduler(max_lag=5, steps=1, slots=100)
+    assert len(s.admit().launches) == 4
+
+
+def test_a_group_starts_only_when_all_its_siblings_can() -> None:
+    s = scheduler(slots=2)
+    first = s.admit().launches
+    assert len(first) == 2
+    end(s, first[0], success())
+    assert s.admit().launches == ()
+    end(s, first[1], failure())
+    assert [x.group_id for x in s.admit().launches] == ["g000001", "g000001"]
+
+
+def test_a_group_larger_than_the_slots_still_starts() -> None:
+    s = scheduler(slots=1)
+    (only,) = s.admit().launches
+    end(s, only, success())
+    (second,) = s.admit().launches
+    assert (only.group_id, second.group_id) == ("g000000", "g000000")
+
+
+def test_a_sibling_lost_to_infrastructure_is_launched_again_alone() -> None:
+    s = scheduler()
+    launches = s.admit().launches
+    assert end(s, launches[0], infra()) is None
+    (refill,) = s.admit().launches
+    assert (refill.id, refill.sibling, refill.attempt) == ("g000000.0a1", 0, 1)
+    end(s, launches[1], success())
+    closed = end(s, refill, failure())
+    assert closed is not None
+    assert closed.ready is not None
+    assert closed.ready.rewards == (0.0, 1.0)
+
+
+def test_a_group_that_stays_short_is_dropped_with_a_reason_and_replaced() -> None:
+    s = scheduler(max_attempts=1)
+    launches = s.admit().launches
+    end(s, launches[0], infra())
+    closed = end(s, launches[1], success())
+    assert closed == Closed(group_id="g000000", drop_reason="short")
+    admission = s.admit()
+    assert [g.replaces for g in admission.groups] == ["g000000"]
+
+
+def test_a_short_group_trains_when_min_group_allows() -> None:
+    s = scheduler(group_size=3, min_group=2, max_attempts=1)
+    launches = s.admit().launches[:3]
+    end(s, launches[0], infra())
+    end(s, launches[1], success())
+    closed = end(s, launches[2], failure())
+    assert closed is not None
+    assert closed.ready is not None
+    assert len(closed.ready.members) == 2
+
+
+def test_a_group_without_gradient_feeds_the_curriculum_and_is_replaced_before_the_batch_closes() -> None:
+    s = scheduler()
+    launches = s.admit().launches
+    closed = finish_group(s, launches[:2], (1.0, 1.0))
+    assert closed.drop_reason == "no_gradient"
+    assert s.assemble(1.0).batch is None
+    (replacement,) = s.admit().groups
+    assert replacement.replaces == "g000000"
+
+
+def test_a_group_too_stale_for_its_batch_is_dropped_and_replaced() -> None:
+    s = scheduler(max_lag=1, policy="greedy", slots=100)
+    launches = s.admit().launches
+    old, *rest = (launches[i : i + 2] for i in (0, 2, 4, 6))
+    for group in rest[:2]:
+        finish_group(s, group, (1.0, 0.0))
+    assert s.assemble(1.0).batch is not None
+    s.published(1)
+    newer = s.admit().launches
+    for group in (rest[2], newer[:2]):
+        finish_group(s, group, (1.0, 0.0), version=1)
+    assert s.assemble(2.0).batch is not None
+    finish_group(s, old, (1.0, 0.0), version=0)  # would be trained by version 2
+    assembly = s.assemble(3.0)
+    assert [c.drop_reason for c in assembly.dropped] == ["too_stale"]
+
+
+def test_too_many_infrastructure_failures_stop_admission() -> None:
+    s = scheduler(infra_alarm_window=4, infra_alarm_rate=0.5, max_attempts=5)
+    for launch in s.admit().launches:
+        end(s, launch, infra())
+    assert s.alarm is not None
+    assert "100%" in s.alarm
+    assert s.admit().launches == ()
+
+
+def test_a_restored_run_relaunches_only_what_is_missing() -> None:
+    s = scheduler()
+    task = make_task()
+    kept = Launch(id="g000004.0", group_id="g000004", task=task, sibling=0)
+    group = Group(
+        id="g000004",
+        task=task,
+        submission=4,
+        version=2,
+        members={0: make_trajectory(kept, success(), version=2)},
+        launches={0: 1, 1: 1},
+    )
+    assert s.restore(version=2, assembled=2, submissions=5, ready=(), groups=[group]) == []
+    launches = s.admit().launches
+    assert launches[0].id == "g000004.1a1"
+    assert launches[1].group_id == "g000005"
+
+
+def test_a_restored_group_too_stale_for_the_next_batch_is_dropped() -> None:
+    s = scheduler()
+    task = make_task()
+    kept = Launch(id="g000004.0", group_id="g000004", task=task, sibling=0)
+    group = Group(
+        id="g000004", task=task, submission=4, version=1, members={0: make_trajectory(kept, success(), version=1)}
+    )
+    (closed,) = s.restore(version=2, assembled=2, submissions=5, ready=(), groups=[group])
+    assert closed.drop_reason == "too_stale"
+
+
+def test_a_minimum_above_the_group_size_is_refused() -> None:
+    with pytest.raises(ValidationError, match="min_group"):
+        SchedulerConfig(group_size=4, min_group=5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    max_lag=st.integers(0, 3),
+    slots=st.integers(1, 12),
+    policy=st.sampled_from([None, "fifo", "window", "greedy"]),
+    infra_rate=st.floats(0, 0.4),
+)
+def test_any_order_of_endings_forms_every_batch_and_loses_nothing(
+    seed: int, max_lag: int, slots: int, policy: str | None, infra_rate: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    steps = 4
+    s = scheduler(
+        steps=steps, max_lag=max_lag, slots=slots, policy=policy, max_attempts=4, infra_alarm_rate=1.0, group_size=3
+    )
+    version, live, launched, dropped, trained, waiting = 0, [], set(), [], [], 0
+
+    def take(assembly: Assembly) -> int:
+        dropped.extend(c.group_id for c in assembly.dropped)
+        if assembly.batch is None:
+            return 0
+        trained.extend(assembly.batch.groups)
+        for group in assembly.batch.groups:
+            assert len(group.members) == 3
+            assert group.has_gradient
+            assert assembly.batch.step - group.oldest_version <= max_lag
+        return 1
+
+    for _ in range(5000):
+        if version == steps:
+            break
+        launches = s.admit().launches
+        assert launched.isdisjoint(x.id for x in launches)
+        launched.update(x.id for x in launches)
+        live += [(x, version) for x in launches]
+        assert len(live) <= slots
+        if live and (waiting == 0 or rng.random() < 0.7):
+            launch, sampled_under = live.pop(int(rng.integers(len(live))))
+            outcome = infra() if rng.random() < infra_rate else success() if rng.random() < 0.5 else failure()
+            closed = end(s, launch, outcome, version=sampled_under)
+            if closed and closed.drop_reason:
+                dropped.append(closed.group_id)
+            waiting += take(s.assemble(1.0))
+        elif waiting:
+            version, waiting = version + 1, waiting - 1
+            s.published(version)
+            waiting += take(s.assemble(1.0))
+        else:
+            raise AssertionError("nothing is live and no batch is ready: a deadlock")
+    assert version == steps
+    assert len(trained) == steps * 2
+    ids = [g.id for g in trained]
+    assert len(set(ids)) == len(ids)
+    assert set(ids).isdisjoint(dropped)
+    assert s.statistics().open_groups + s.statistics().ready_groups == 0 or max_lag > 0 or policy == "greedy"
