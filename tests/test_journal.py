@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from factories import failure, infra, make_trajectory, success
 
+from factories import failure, infra, make_trajectory, success
 from muster.errors import JournalError, UserError
 from muster.journal import EventRow, GroupRow, Journal, StepRow, TrajectoryRow
 from muster.types import Evaluation, PublicationRecord, Version

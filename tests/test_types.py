@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from factories import failure, infra, make_group, make_segment, make_trajectory, success
 
+from factories import failure, infra, make_group, make_segment, make_trajectory, success
 from muster.types import Cause, Graded, ReadyGroup, Segment, Ungraded, Verdict
 
 

@@ -102,13 +102,13 @@ class JournalError(MusterError):
 def boundary(error: BaseException) -> Ungraded:
     """Classify an exception that ended a trajectory. The single place that does.
 
-    A boundary error is INFRA with its own cause. Anything else that is an ordinary error of the operating
-    system is INFRA by transport; what no rule covers is UNKNOWN, and therefore never trainable.
+    A boundary error is INFRA with its own cause, and so is a task whose image cannot be made. Any other ordinary
+    error of the operating system is INFRA by transport; what no rule covers is UNKNOWN, and never trainable.
     """
     if isinstance(error, BoundaryError):
-        return Ungraded(
-            verdict=Verdict.INFRA, cause=error.cause, evidence={"error": str(error), **error.evidence}
-        )
+        return Ungraded(verdict=Verdict.INFRA, cause=error.cause, evidence={"error": str(error), **error.evidence})
+    if isinstance(error, TaskError):
+        return Ungraded(verdict=Verdict.INFRA, cause=Cause.IMAGE_FAILED, evidence={"error": str(error)})
     if isinstance(error, OSError | TimeoutError):
         return Ungraded(verdict=Verdict.INFRA, cause=Cause.TRANSPORT, evidence={"error": repr(error)})
     return Ungraded(verdict=Verdict.UNKNOWN, cause=Cause.EVIDENCE_MISSING, evidence={"error": repr(error)})

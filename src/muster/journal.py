@@ -132,9 +132,7 @@ class TrajectoryRow:
         if verdict is Verdict.SUCCESS or verdict is Verdict.FAILURE:
             if self.reward is None:
                 raise JournalError(f"trajectory {self.id} is {verdict} without a reward")
-            return Graded(
-                verdict=verdict, reward=self.reward, cause=Cause(self.cause), evidence=self.evidence
-            )
+            return Graded(verdict=verdict, reward=self.reward, cause=Cause(self.cause), evidence=self.evidence)
         return Ungraded(verdict=verdict, cause=Cause(self.cause), evidence=self.evidence)
 
     def trajectory(self, spans: Iterable[Span] = ()) -> Trajectory:
@@ -374,9 +372,7 @@ class Journal:
             snapshots=list(trajectory.snapshots),
             segments=_pack(trajectory.segments),
         )
-        spans = (
-            SpanRow(owner=s.owner, stage=str(s.stage), start=s.start, end=s.end) for s in trajectory.spans
-        )
+        spans = (SpanRow(owner=s.owner, stage=str(s.stage), start=s.start, end=s.end) for s in trajectory.spans)
         self.record(row, *spans)
 
     def record_publication(self, publication: PublicationRecord) -> None:
@@ -406,9 +402,7 @@ class Journal:
         clause = f"WHERE {where}" if where else ""
         cursor = self._db.execute(f"SELECT {names} FROM {table} {clause} ORDER BY {key}", values)
         decoders = _decoders(row)
-        return [
-            row(**{name: decode(v) for (name, decode), v in zip(decoders, r, strict=True)}) for r in cursor
-        ]
+        return [row(**{name: decode(v) for (name, decode), v in zip(decoders, r, strict=True)}) for r in cursor]
 
     def count(self, row: type[Any], where: str = "", *values: Any) -> int:
         clause = f"WHERE {where}" if where else ""
@@ -426,9 +420,7 @@ class Journal:
         return rows[0].trajectory(s.span() for s in spans)
 
     def publications(self) -> list[PublicationRecord]:
-        return [
-            PublicationRecord(**{**d, "version": Version(**d["version"])}) for d in self._json("publication")
-        ]
+        return [PublicationRecord(**{**d, "version": Version(**d["version"])}) for d in self._json("publication")]
 
     def evaluations(self) -> list[Evaluation]:
         """In the order they were taken."""
@@ -454,9 +446,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10.0)
     if mode != "ro":
         db.execute("PRAGMA journal_mode=WAL")
-        db.execute(
-            "PRAGMA synchronous=NORMAL"
-        )  # a killed process loses nothing; a power cut the last moments
+        db.execute("PRAGMA synchronous=NORMAL")  # a killed process loses nothing; a power cut the last moments
     return db
 
 
@@ -509,7 +499,5 @@ def _unpack(blob: bytes) -> tuple[Segment, ...]:
         logprobs = np.frombuffer(data, np.float32, length, offset=offset + 4 * length)
         versions = np.frombuffer(data, np.int32, length, offset=offset + 8 * length)
         offset += 12 * length
-        segments.append(
-            Segment(tokens_T=tokens, sampled_T=versions >= 0, logprobs_T=logprobs, versions_T=versions)
-        )
+        segments.append(Segment(tokens_T=tokens, sampled_T=versions >= 0, logprobs_T=logprobs, versions_T=versions))
     return tuple(segments)

@@ -414,9 +414,7 @@ class PublicationRecord:
     latency_s: float
     size_bytes: int
     digest_equal: bool
-    canary_difference: (
-        float | None
-    )  # mean |Δ log-probability| engine vs trainer on fixed tokens; None: not taken
+    canary_difference: float | None  # mean |Δ log-probability| engine vs trainer on fixed tokens; None: not taken
     held: int = 0  # requests held in flight
     aborted: int = 0
     finished: int = 0

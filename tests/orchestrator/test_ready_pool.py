@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from factories import make_group
 from hypothesis import given
 from hypothesis import strategies as st
 
+from factories import make_group
 from muster.orchestrator.ready_pool import BatchPolicy, ReadyPool
 
 

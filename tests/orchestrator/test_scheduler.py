@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from factories import failure, infra, make_task, make_trajectory, success
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from factories import failure, infra, make_task, make_trajectory, success
 from muster.orchestrator.scheduler import Assembly, Closed, Group, Scheduler, SchedulerConfig
 from muster.types import Launch, Outcome, Task
 

@@ -17,6 +17,9 @@ class CharTokenizer:
     def encode(self, text: str) -> list[int]:
         return [ord(c) for c in text]
 
+    def encode_plain(self, text: str) -> list[int]:
+        return [ord(c) + (0x100 if c in (START, STOP) else 0) for c in text]
+
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(i) for i in ids)
 

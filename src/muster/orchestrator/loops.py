@@ -26,16 +26,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from muster import clock
 from muster.engine.port import Replica
 from muster.errors import MusterError
-from muster.journal import CheckpointRow, GroupRow, Journal, StepRow
+from muster.journal import CheckpointRow, DropRow, GroupRow, Journal, StepRow
 from muster.metrics import Mean, Metrics, Sum
 from muster.orchestrator.device import DeviceRecorder
 from muster.orchestrator.dispatch import Dispatcher, derived_seed
 from muster.orchestrator.record import batch_row, device_rows, group_row, observe_step
+from muster.orchestrator.resume import Standing
 from muster.orchestrator.scheduler import Admission, Closed, Scheduler
 from muster.orchestrator.status import PoolStatus, Progress, RunStatus
 from muster.publish.publisher import Canary, Publisher
 from muster.trainer.port import Trainer
-from muster.types import Batch, DeviceState, Evaluation, Graded, Ints, Launch, Trajectory, Verdict
+from muster.types import Batch, DeviceState, Evaluation, Graded, Ints, Launch, Publication, Trajectory, Verdict
 
 
 class LoopConfig(BaseModel):
@@ -45,7 +46,7 @@ class LoopConfig(BaseModel):
 
     steps: int = Field(20, ge=1, description="optimiser steps, each on one batch")
     checkpoint_every: int = Field(10, ge=1, description="steps between checkpoints")
-    evaluate_every: int | None = Field(10, ge=1, description="steps between evaluations; none: only at the ends")
+    evaluate_every: int = Field(10, ge=0, description="steps between evaluations; 0: only at the ends")
     watch_interval_s: float = Field(1.0, gt=0, description="how often engine statistics are read")
 
 
@@ -87,6 +88,7 @@ class Parts:
     trainer: Trainer
     publisher: Publisher
     engines: tuple[Replica, ...]
+    retire: Callable[[Publication], None]  # what a publication was transported in is no longer needed
     evaluate: Callable[[int], Awaitable[Evaluation]]  # at a step, pinned to the version that serves
     prefetch: Callable[[Sequence[Launch]], None]  # make sandboxes ready for these
     pool_status: Callable[[], PoolStatus]
@@ -97,21 +99,15 @@ class Parts:
 
 
 class Orchestrator:
-    """Drives one run from its first admission to its last step, or until `stop()`.
+    """Drives one run from where it stands to its last step, or until `stop()`."""
 
-    redo: batches that were assembled before a crash and whose update was lost with it, in order.
-    step: optimiser steps that the trainer's weights have behind them, before `redo`.
-    """
-
-    def __init__(
-        self, config: LoopConfig, parts: Parts, *, directory: Path, seed: int, redo: Sequence[Batch] = (), step: int = 0
-    ) -> None:
+    def __init__(self, config: LoopConfig, parts: Parts, standing: Standing, *, directory: Path, seed: int) -> None:
         self._config = config
         self._p = parts
+        self._standing = standing
         self._directory = directory
         self._seed = seed
-        self._redo = tuple(redo)
-        self._step = step
+        self._step = standing.step  # optimiser steps in the trainer's weights
         self._changed = Signal()
         self._stop = asyncio.Event()
         self._batches: deque[Batch] = deque()
@@ -134,6 +130,7 @@ class Orchestrator:
                 await self._train()
                 for task in background:
                     task.cancel()
+            await self._look()
         except* Stopped:
             if self._device.state is DeviceState.BATCH_WAIT:
                 await self._checkpoint()
@@ -147,16 +144,35 @@ class Orchestrator:
 
     async def _begin(self) -> None:
         """Bring weights, engines and record to where the run stands."""
+        if self._standing.checkpoint is not None:
+            await self._p.trainer.restore(self._standing.checkpoint)
         self._device.enter(DeviceState.TRAIN)
-        for batch in self._redo:
+        for batch in self._standing.redo:
             await self._p.trainer.step(batch)
             self._step += 1
+        assert self._step == self._standing.version, "every batch since the checkpoint is made again"
         await self._publish(trained_at=clock.now())
+        self._restore()
         if not self._p.journal.evaluations():
             await self._evaluate()
-        self._groups = {g.id: g for g in self._p.journal.rows(GroupRow, "state IN ('open', 'ready')")}
         self._p.scheduler.begin(clock.now())
         self._device.enter(DeviceState.BATCH_WAIT)
+
+    def _restore(self) -> None:
+        """Take up the groups that a killed or stopped process left, and write down what it lost."""
+        now, standing = clock.now(), self._standing
+        self._p.journal.record(*(DropRow(id=id, reason="interrupted", at=now) for id in standing.interrupted))
+        self._groups = {g.id: g for g in self._p.journal.rows(GroupRow, "state IN ('open', 'ready')")}
+        for row in standing.orphaned:
+            self._record_closed(Closed(group_id=row.id, drop_reason="task_gone"))
+        for closed in self._p.scheduler.restore(
+            version=standing.version,
+            assembled=standing.version,
+            submissions=standing.submissions,
+            ready=standing.ready,
+            groups=standing.groups,
+        ):
+            self._record_closed(closed)
 
     # --- collect
 
@@ -245,7 +261,10 @@ class Orchestrator:
         export_s = clock.now() - exporting
         (logprobs_T,) = await self._p.trainer.score([self._p.canary], temperature=self._p.temperature)
         canary = Canary(tokens=self._p.canary, temperature=self._p.temperature, logprobs_T=logprobs_T)
-        records = await self._p.publisher.publish(publication, canary, trained_at=trained_at, export_s=export_s)
+        try:
+            records = await self._p.publisher.publish(publication, canary, trained_at=trained_at, export_s=export_s)
+        finally:
+            self._p.retire(publication)
         for record in records:
             self._p.journal.record_publication(record)
 
@@ -259,28 +278,32 @@ class Orchestrator:
         await self._p.trainer.save(self._directory / name)
         self._p.journal.record(CheckpointRow(step=self._step, path=name, at=clock.now()))
 
-    def _due(self, every: int | None) -> bool:
+    def _due(self, every: int) -> bool:
         """At the end always."""
-        return self._step >= self._config.steps or (every is not None and self._step % every == 0)
+        return self._step >= self._config.steps or (every > 0 and self._step % every == 0)
 
     # --- watch
 
     async def _watch(self) -> None:
         while True:
-            statistics = [await engine.statistics() for engine in self._p.engines]
-            self._p.journal.record(*device_rows(statistics))
-            self._p.on_status(
-                self._progress.status(
-                    scheduler=self._p.scheduler.statistics(),
-                    batch_groups=self._p.groups_per_batch,
-                    stages=self._p.dispatcher.stages(),
-                    pool=self._p.pool_status(),
-                    engines=statistics,
-                    trainer_state=self._device.state,
-                    step=self._step,
-                )
-            )
+            await self._look()
             await clock.sleep(self._config.watch_interval_s)
+
+    async def _look(self) -> None:
+        """Read the engines into the journal, and show a frame."""
+        statistics = [await engine.statistics() for engine in self._p.engines]
+        self._p.journal.record(*device_rows(statistics))
+        self._p.on_status(
+            self._progress.status(
+                scheduler=self._p.scheduler.statistics(),
+                batch_groups=self._p.groups_per_batch,
+                stages=self._p.dispatcher.stages(),
+                pool=self._p.pool_status(),
+                engines=statistics,
+                trainer_state=self._device.state,
+                step=self._step,
+            )
+        )
 
     # --- recording
 

@@ -1,7 +1,8 @@
 """The renderer: messages to tokens, and only in that direction.
 
 Law: tokens are law. The ids an engine sampled are kept as they are; an observation is rendered alone and its
-ids are appended. Nothing sampled is ever decoded and encoded again.
+ids are appended. Nothing sampled is ever decoded and encoded again. What a message says is data: the spelling of a
+special token inside it stays ordinary text, so no file or tool output can end a turn or open another.
 
     prompt(messages) ─► ids ─► engine ─► sampled ids ─┐
              Transcript: [prompt | sampled | observation | sampled | …]   one append-only segment
@@ -10,6 +11,7 @@ ids are appended. Nothing sampled is ever decoded and encoded again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -19,6 +21,7 @@ from muster.types import UNSAMPLED, Completion, Ints, Segment
 
 Message = Mapping[str, str]
 
+_MARK = re.compile("\ue000(\\d+)\ue001")
 _PROBE: tuple[Message, ...] = ({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})
 
 
@@ -28,7 +31,13 @@ class Tokenizer(Protocol):
     @property
     def stop_tokens(self) -> tuple[int, ...]: ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        """Recognises the spelling of special tokens: for what the template wrote."""
+        ...
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Recognises none: for what people, models and programs wrote."""
+        ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -51,7 +60,7 @@ class Renderer:
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The whole conversation so far, up to where the assistant begins to speak."""
-        return self._tokenizer.encode(self._tokenizer.render(messages, add_generation_prompt=True))
+        return self._encode(self._tokenizer.render(_marked(messages), add_generation_prompt=True), messages)
 
     def observation(self, messages: Sequence[Message], *, stopped: bool) -> list[int]:
         """Ids that follow a sampled turn: its end, `messages` rendered in one go, and the assistant's opening.
@@ -59,13 +68,10 @@ class Renderer:
         stopped: the sampled ids end with a stop token. When they were cut short, the stop token is added here,
         unsampled.
         """
-        whole = self._tokenizer.render([*_PROBE, *messages], add_generation_prompt=True)
+        whole = self._tokenizer.render([*_PROBE, *_marked(messages)], add_generation_prompt=True)
         if not whole.startswith(self._closed):
-            raise ValueError(
-                "the chat template rewrites earlier turns; token sequences cannot be append-only"
-            )
-        suffix = self._turn_end + whole[len(self._closed) :]
-        ids = self._tokenizer.encode(suffix)
+            raise ValueError("the chat template rewrites earlier turns; token sequences cannot be append-only")
+        ids = self._encode(self._turn_end + whole[len(self._closed) :], messages)
         return ids if stopped else [self.stop_tokens[0], *ids]
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -75,6 +81,18 @@ class Renderer:
             ids.pop()
         return self._tokenizer.decode(ids)
 
+    def _encode(self, rendered: str, messages: Sequence[Message]) -> list[int]:
+        """Ids of a rendering of `_marked(messages)`, with every mark replaced by what its message says."""
+        ids: list[int] = []
+        for index, piece in enumerate(_MARK.split(rendered)):
+            is_mark = index % 2 == 1
+            ids += (
+                self._tokenizer.encode_plain(messages[int(piece)]["content"])
+                if is_mark
+                else self._tokenizer.encode(piece)
+            )
+        return ids
+
     def _after_last_stop(self, closed: str) -> str:
         """What the template puts between an assistant's stop token and the next message (often a newline)."""
         for stop in self._stop_texts:
@@ -82,6 +100,11 @@ class Renderer:
             if at >= 0:
                 return closed[at + len(stop) :]
         raise ValueError("the chat template ends an assistant's turn with none of the stop tokens")
+
+
+def _marked(messages: Sequence[Message]) -> list[Message]:
+    """The messages with a mark in place of what each says. The marks are private-use characters."""
+    return [{**m, "content": f"\ue000{i}\ue001"} for i, m in enumerate(messages)]
 
 
 class Transcript:

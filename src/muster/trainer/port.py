@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from muster.types import Batch, Floats, Ints, Publication
 
@@ -28,6 +30,14 @@ class StepResult:
     duration_s: float
     metrics: Mapping[str, float]
     divergence: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+class Exporter(Protocol):
+    """How weights leave the trainer: a transport of `muster.publish`. It travels to the trainer's process, pickled."""
+
+    def export(self, arrays: Mapping[str, npt.NDArray[Any]], *, number: int, digest: str, dtype: str) -> Publication:
+        """Write whole or not at all. `arrays` is in the serving dtype; bfloat16 comes as its bits, in uint16."""
+        ...
 
 
 class Trainer(Protocol):

@@ -1,0 +1,176 @@
+"""The configuration of a run: TOML in, one frozen and validated `RunConfig` out.
+
+Law: each part's options are defined by its owner and gathered here; a part is handed its own section, never this
+root. Unknown keys are errors that name the nearest valid one. `--set a.b=value` is the only other way in.
+
+    file.toml ─► dict ◄─ overrides ─► RunConfig
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from muster.engine.config import EmbeddedEngineConfig
+from muster.errors import ConfigError
+from muster.evaluate import EvaluateConfig
+from muster.orchestrator.loops import LoopConfig
+from muster.orchestrator.scheduler import SchedulerConfig
+from muster.publish.publisher import PublisherConfig
+from muster.rollout.agent import AgentConfig
+from muster.sandbox.config import SandboxConfig
+from muster.tasks.curriculum import CurriculumConfig
+from muster.tasks.suite import SuiteConfig
+from muster.trainer.config import TrainerConfig
+from muster.trainer.correction import NoCorrection
+from muster.verifier.script import VerifierConfig
+
+
+class RunConfig(BaseModel):
+    """Everything a run is made from. The defaults are the starter run on one machine.
+
+    Example: `RunConfig(model="starter", loop={"steps": 20}, schedule={"max_lag": 1})`
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field("starter", description="a Hugging Face folder, a .gguf file, or `starter`")
+    seed: int = Field(0, description="seeds tasks, sampling and the trainer")
+    loop: LoopConfig = Field(default_factory=LoopConfig)
+    tasks: SuiteConfig = Field(default_factory=SuiteConfig)
+    curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
+    agent: AgentConfig = Field(default_factory=AgentConfig)
+    engine: EmbeddedEngineConfig = Field(default_factory=EmbeddedEngineConfig)
+    sandbox: SandboxConfig = Field(default_factory=SandboxConfig)
+    verifier: VerifierConfig = Field(default_factory=VerifierConfig)
+    schedule: SchedulerConfig = Field(default_factory=SchedulerConfig)
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    publish: PublisherConfig = Field(default_factory=PublisherConfig)
+    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
+
+    @model_validator(mode="after")
+    def _lag_needs_correction(self) -> RunConfig:
+        if self.schedule.max_lag > 0 and isinstance(self.trainer.correction, NoCorrection):
+            raise ValueError(
+                f"schedule.max_lag is {self.schedule.max_lag} and trainer.correction is none: "
+                "train on stale tokens only with a correction, or set max_lag to 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> RunConfig:
+        if self.agent.max_context_tokens > self.engine.max_model_len:
+            raise ValueError(
+                f"agent.max_context_tokens ({self.agent.max_context_tokens}) is more than the engine holds: "
+                f"raise engine.max_model_len ({self.engine.max_model_len}) or lower it"
+            )
+        if self.trainer.serving_dtype != self.engine.dtype:
+            raise ValueError(
+                f"trainer.serving_dtype ({self.trainer.serving_dtype}) and engine.dtype ({self.engine.dtype}) differ: "
+                "the engine could not prove that it holds what was published"
+            )
+        return self
+
+
+def load(path: Path | None = None, overrides: Iterable[str] = ()) -> RunConfig:
+    """Read `path` (defaults alone if None), apply `key=value` overrides, validate. Raises `ConfigError`."""
+    values = _read(path) if path else {}
+    for override in overrides:
+        _assign(values, override)
+    return validate(values, source=str(path) if path else "configuration")
+
+
+def validate(values: Mapping[str, Any], *, source: str = "configuration") -> RunConfig:
+    """Raises `ConfigError` that names every wrong key, its value and the fix."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        problems = [_explain(dict(e)) for e in error.errors()]
+        raise ConfigError(f"{source}: " + "; ".join(problems)) from None
+
+
+def to_toml(config: RunConfig) -> str:
+    """The resolved configuration, in the form that `load` reads."""
+    values = config.model_dump(mode="json", exclude_none=True)
+    lines = [f"{key} = {_scalar(v)}" for key, v in values.items() if not isinstance(v, dict)]
+    lines += _tables(values, ())
+    return "\n".join(lines) + "\n"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def _assign(values: dict[str, Any], override: str) -> None:
+    """`a.b=3` sets values["a"]["b"]; the value is TOML, or else a string."""
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {override!r}: write key=value, for example schedule.max_lag=1")
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *path, last = key.strip().split(".")
+    table = values
+    for name in path:
+        inner = table.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set {override!r}: {name} is a value, not a section")
+        table = inner
+    table[last] = value
+
+
+def _explain(error: dict[str, Any]) -> str:
+    location = [str(part) for part in error["loc"]]
+    key = ".".join(location) or "the configuration"
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {key!r}{_nearest(location)}"
+    if error["type"] == "union_tag_not_found":
+        return f"{key}: say which kind it is, with {key}.kind"
+    value = f" (got {error['input']!r})" if location and not isinstance(error["input"], dict | BaseModel) else ""
+    return f"{key}: {error['msg'].removeprefix('Value error, ')}{value}"
+
+
+def _nearest(location: list[str]) -> str:
+    """The closest valid name, wherever in the configuration it is."""
+    names = list(_key_paths(RunConfig))
+    here = [n for n in names if n.split(".")[:-1] == location[:-1]]
+    close = difflib.get_close_matches(".".join(location), here, 1, 0.5)
+    close = close or [n for n in names if n.split(".")[-1] == location[-1]]
+    close = close or difflib.get_close_matches(".".join(location), names, 1, 0.6)
+    return f"; did you mean {close[0]!r}?" if close else f"; valid here: {', '.join(n.split('.')[-1] for n in here)}"
+
+
+def _key_paths(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _key_paths(kind, f"{prefix}{name}.")
+
+
+def _tables(values: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+    lines: list[str] = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            here = (*path, key)
+            plain = {k: v for k, v in value.items() if not isinstance(v, dict)}
+            lines += ["", f"[{'.'.join(here)}]", *(f"{k} = {_scalar(v)}" for k, v in plain.items())]
+            lines += _tables({k: v for k, v in value.items() if isinstance(v, dict)}, here)
+    return lines
+
+
+def _scalar(value: Any) -> str:
+    """JSON's scalars, strings and arrays are TOML too."""
+    return json.dumps(value, ensure_ascii=False)

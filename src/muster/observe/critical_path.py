@@ -1,0 +1,144 @@
+"""Time to trainable batch, every second of it given to one cause.
+
+Law: pure; from rows to parts. The parts tile [open(k), ready(k)) without gap or overlap, so they sum to the TTB.
+
+Read back from ready(k): the group whose end made the batch ready, its sibling that ended last, that sibling's own
+spans. That group is the batch's own that became ready last, or, under an ordered batch policy, an older one that
+the batch had to wait for and that was dropped in the end. Read forward, the same path is a chain of marks, each
+clipped to what is left of the interval:
+
+    open ─refill | admission─► group admitted ─admission─► first launch ─infra retry─► this launch
+         ─admission─► started ─its spans; gaps are assembly─► ended ─assembly─► ready
+
+The refill is the time that went into the group it replaces (no gradient, too stale); the infra retry covers the
+attempts of this sibling that infrastructure lost. In asynchronous runs much of the path lies before open(k).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from muster.journal import BatchRow, GroupRow, LaunchRow, SpanRow, TrajectoryRow
+from muster.observe.intervals import Piece, flatten, totals
+from muster.types import Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTime:
+    """One batch's TTB. `parts` (seconds by stage) sum to `ttb_s`.
+
+    `trajectory` ended the critical path; None when no member's trajectory was found in the journal.
+    """
+
+    step: int
+    opened_at: float
+    ready_at: float
+    trainer_free_at: float
+    group: str | None
+    trajectory: str | None
+    pieces: tuple[Piece[Stage], ...]
+
+    @property
+    def ttb_s(self) -> float:
+        return self.ready_at - self.opened_at
+
+    @property
+    def trainer_wait_s(self) -> float:
+        """What the trainer felt: seconds from when it was free until the batch was ready."""
+        return max(0.0, self.ready_at - self.trainer_free_at)
+
+    @property
+    def parts(self) -> dict[Stage, float]:
+        return totals(self.pieces)
+
+    @property
+    def felt(self) -> dict[Stage, float]:
+        """The parts while the trainer waited; they sum to `trainer_wait_s` unless it was free before the opening."""
+        free = self.trainer_free_at
+        return totals(Piece(max(p.start, free), p.end, p.label) for p in self.pieces if p.end > free)
+
+
+def batch_time(
+    batch: BatchRow,
+    groups: Iterable[GroupRow],
+    launches: Mapping[str, LaunchRow],
+    trajectories: Iterable[TrajectoryRow],
+    spans: Mapping[str, Sequence[SpanRow]],
+) -> BatchTime:
+    """Decompose one batch. Each argument may hold more than this batch's rows.
+
+    `launches` are by launch id (equal to the trajectory's), `spans` by trajectory id.
+    """
+    group = deciding_group(batch, groups)
+    last = _last_ended(group, trajectories) if group else None
+    if group and last:
+        pieces = _path(batch, group, last, launches, spans.get(last.id, ()))
+    else:
+        pieces = flatten((), batch.opened_at, batch.ready_at, Stage.ASSEMBLY)
+    return BatchTime(
+        step=batch.step,
+        opened_at=batch.opened_at,
+        ready_at=batch.ready_at,
+        trainer_free_at=batch.trainer_free_at,
+        group=group.id if group else None,
+        trajectory=last.id if last else None,
+        pieces=pieces,
+    )
+
+
+def trajectory_time(
+    trajectory: TrajectoryRow, launch: LaunchRow | None, spans: Sequence[SpanRow]
+) -> dict[Stage, float]:
+    """Seconds by stage of one trajectory, from its launch to its end."""
+    start = min(launch.at, trajectory.started) if launch else trajectory.started
+    waiting = Piece(start, trajectory.started, Stage.ADMISSION)
+    return totals(flatten((waiting, *_pieces(spans)), start, trajectory.ended, Stage.ASSEMBLY))
+
+
+def deciding_group(batch: BatchRow, groups: Iterable[GroupRow]) -> GroupRow | None:
+    """The group whose end was the last that the batch waited for."""
+    own = set(batch.groups)
+    ends = [
+        (at, g.submission, g)
+        for g in groups
+        if (at := g.ready_at if g.id in own else g.closed_at if g.state == "dropped" else None) is not None
+        and at <= batch.ready_at
+    ]
+    return max(ends, key=lambda e: e[:2])[2] if any(g.id in own for _, _, g in ends) else None
+
+
+def _last_ended(group: GroupRow, trajectories: Iterable[TrajectoryRow]) -> TrajectoryRow | None:
+    own = (t for t in trajectories if t.group_id == group.id)
+    return max(own, key=lambda t: (t.ended, t.id), default=None)
+
+
+def _path(
+    batch: BatchRow,
+    group: GroupRow,
+    last: TrajectoryRow,
+    launches: Mapping[str, LaunchRow],
+    spans: Sequence[SpanRow],
+) -> tuple[Piece[Stage], ...]:
+    launch = launches.get(last.id)
+    launched_at = launch.at if launch else last.started
+    siblings = (x for x in launches.values() if x.group_id == group.id and x.sibling == last.sibling)
+    first_at = min((x.at for x in siblings), default=launched_at)
+    marks = (
+        (group.admitted_at, Stage.REFILL if group.replaces else Stage.ADMISSION),
+        (first_at, Stage.ADMISSION),
+        (launched_at, Stage.INFRA_RETRY if last.attempt > 0 else Stage.ADMISSION),
+        (last.started, Stage.ADMISSION),
+    )
+    cursor = batch.opened_at
+    pieces: list[Piece[Stage]] = []
+    for mark, stage in marks:
+        until = min(max(mark, cursor), batch.ready_at)
+        pieces.append(Piece(cursor, until, stage))
+        cursor = until
+    pieces += flatten(_pieces(spans), cursor, min(max(last.ended, cursor), batch.ready_at), Stage.ASSEMBLY)
+    return flatten(pieces, batch.opened_at, batch.ready_at, Stage.ASSEMBLY)
+
+
+def _pieces(spans: Iterable[SpanRow]) -> tuple[Piece[Stage], ...]:
+    return tuple(Piece(s.start, s.end, Stage(s.stage)) for s in spans)

@@ -1,0 +1,171 @@
+"""Questions about batches: how long they take, how old their tokens are, and whether engine and trainer agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from muster.observe import words
+from muster.observe.freshness import weighted_mean
+from muster.observe.palette import STAGE_COLOURS, name
+from muster.observe.report import Report
+from muster.observe.section import LAST_BATCHES, Section, Table
+from muster.types import Stage
+
+BOUND_NAMES = ("engine", "path", "slots", "kv", "verify", "boot", "cpu")
+
+
+def readiness(report: Report) -> Section:
+    title = "1. How long until a batch is trainable?"
+    if not report.batches:
+        return Section(title=title, sentence="No batch has become ready yet.")
+    ttb = [b.ttb_s for b in report.batches]
+    parts = report.parts
+    top = max(parts, key=lambda s: parts[s], default=Stage.ASSEMBLY)
+    share = parts.get(top, 0.0) / report.ttb_s if report.ttb_s else 0.0
+    waits = [b.trainer_wait_s for b in report.batches]
+    sentence = (
+        f"A trainable batch took {words.seconds(words.quantile(ttb, 0.5))} "
+        f"(p50; p90 {words.seconds(words.quantile(ttb, 0.9))}); {name(top)} is the largest part with "
+        f"{words.percent(share)}; the trainer waited {words.seconds(words.quantile(waits, 0.5))} for a batch (p50)."
+    )
+    return Section(title=title, sentence=sentence, tables=(_causes(report), _batches(report), _stragglers(report)))
+
+
+def _causes(report: Report) -> Table:
+    parts = report.parts
+    ordered = sorted((s for s in parts if parts[s] > 0), key=lambda s: -parts[s])
+    whole = report.ttb_s
+    shares = tuple(parts[s] / whole if whole else 0.0 for s in ordered)
+    return Table(
+        title=f"TTB by cause, all {words.plural(len(report.batches), 'batch')}",
+        columns=("cause", "seconds", "share"),
+        rows=tuple((name(s), words.seconds(parts[s]), words.percent(x)) for s, x in zip(ordered, shares, strict=True)),
+        shares=shares,
+        colours=tuple(STAGE_COLOURS[s] for s in ordered),
+        figure="causes",
+    )
+
+
+def _batches(report: Report) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for batch in report.batches[-LAST_BATCHES:]:
+        bounds = report.bounds.get(batch.step, {})
+        active = max(bounds, key=lambda n: bounds[n], default=None)
+        limit = bounds[active] if active else None
+        largest = max(batch.parts, key=lambda s: batch.parts[s], default=None)
+        rows.append(
+            (
+                str(batch.step),
+                words.seconds(batch.ttb_s),
+                words.seconds(batch.trainer_wait_s),
+                name(largest) if largest else words.NOTHING,
+                words.seconds(limit),
+                words.ratio(batch.ttb_s / limit if limit else None),
+                active or words.NOTHING,
+            )
+        )
+    known = {n for b in report.bounds.values() for n in b}
+    missing = ", ".join(n for n in BOUND_NAMES if n not in known)
+    note = f"; bounds use rates reached in this run, unknown: {missing}" if known and missing else ""
+    shown = f"Last {len(rows)} batches" if len(report.batches) > LAST_BATCHES else "Batches"
+    columns = ("step", "TTB", "trainer waited", "largest part", "lower bound", "over it", "held by")
+    return Table(title=shown + note, columns=columns, rows=tuple(rows))
+
+
+def _stragglers(report: Report) -> Table:
+    rows = [
+        (
+            s.id,
+            s.task_id,
+            words.seconds(s.duration_s),
+            s.verdict,
+            str(s.turns),
+            words.number(s.sampled_tokens),
+            _largest(s.parts.items()),
+        )
+        for s in report.stragglers
+    ]
+    columns = ("trajectory", "task", "took", "verdict", "turns", "tokens", "waited for")
+    return Table(title="Slowest trajectories", columns=columns, rows=tuple(rows))
+
+
+def _largest(parts: Iterable[tuple[Stage, float]], count: int = 3) -> str:
+    ordered = sorted(parts, key=lambda p: -p[1])[:count]
+    return ", ".join(f"{name(s)} {words.seconds(x)}" for s, x in ordered if x > 0)
+
+
+def freshness(report: Report) -> Section:
+    title = "2. How fresh is what is trained?"
+    batches = report.freshness
+    if not batches:
+        return Section(title=title, sentence="Nothing has been trained yet.")
+    tokens = [f.tokens for f in batches]
+    lag = weighted_mean([f.lag_mean for f in batches], tokens)
+    stale = report.groups.dropped.get("too_stale", 0)
+    oldest = max(f.lag_max for f in batches)
+    age = (
+        "Every trained token came from the policy that was trained"
+        if oldest <= 0
+        else f"Trained tokens were {words.number(lag)} versions old on average, {oldest} at most"
+    )
+    sentence = f"{age}; {words.plural(stale, 'group')} dropped as too stale."
+    table = Table(
+        title="Lag in versions, divergence of trained tokens",
+        columns=("step", "tokens", "lag mean", "lag max", "k3", "m2", "ess", "clipped", "masked"),
+        rows=tuple(
+            (
+                str(f.step),
+                words.number(f.tokens),
+                f"{f.lag_mean:.2f}",
+                str(f.lag_max),
+                words.number(f.k3),
+                words.number(f.m2),
+                words.number(f.ess),
+                words.percent(f.clip_fraction),
+                words.percent(f.dropped_fraction),
+            )
+            for f in batches[-LAST_BATCHES:]
+        ),
+    )
+    return Section(title=title, sentence=sentence, tables=(table,))
+
+
+def numerics(report: Report) -> Section:
+    title = "3. Do engine and trainer compute the same numbers?"
+    tokens = [f.tokens for f in report.freshness]
+    difference = weighted_mean([f.difference for f in report.freshness], tokens)
+    correction = _correction(report)
+    if difference is None:
+        return Section(title=title, sentence=f"No step has been measured yet; correction in force: {correction}.")
+    k3 = weighted_mean([f.k3 for f in report.freshness], tokens)
+    ess = weighted_mean([f.ess for f in report.freshness], tokens)
+    lagged = any(f.lag_max > 0 for f in report.freshness)
+    meaning = "numerics and staleness together" if lagged else "numerics alone, as no token was stale"
+    sentence = (
+        f"Trainer and engine differ by {words.number(difference)} nats per trained token ({meaning}); "
+        f"correction in force: {correction}."
+    )
+    canaries = [p.canary_difference for p in report.publications if p.canary_difference is not None]
+    rows = [
+        ("mean |difference of log-probabilities|", words.number(difference), "nats per token"),
+        ("k3", words.number(k3), "nats per token, estimate of the divergence"),
+        ("effective sample size", words.number(ess), "share of the batch's tokens; 1 is on-policy"),
+        (
+            "canary after publication, largest",
+            words.number(max(canaries, default=None)),
+            "nats per token, same version",
+        ),
+    ]
+    table = Table(title="All trained tokens", columns=("measure", "value", "unit"), rows=tuple(rows))
+    return Section(title=title, sentence=sentence, tables=(table,))
+
+
+def _correction(report: Report) -> str:
+    correction = report.correction
+    if isinstance(correction, str):
+        return correction
+    if not correction:
+        return "not recorded"
+    rest = ", ".join(f"{k} {v}" for k, v in correction.items() if k != "kind" and v is not None)
+    kind = str(correction.get("kind", "unnamed")).replace("_", " ")
+    return f"{kind} ({rest})" if rest else kind

@@ -1,0 +1,214 @@
+"""The agent: turns of engine and sandbox until the model stops or a budget is spent.
+
+    transcript ─generate─► reply ─parse─► command ─run─► observation ─► transcript ─► …
+
+Law: a budget is charged only with what the model did: its commands' wall time, and its tokens at a reference
+rate. Queues, pauses and infrastructure are never charged. How it ended is returned, not judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from muster.engine.port import Engine
+from muster.rollout.actions import Action, Commands, Done, FormatName, Malformed, action_format, describe
+from muster.rollout.conversation import PromptName, conversation
+from muster.rollout.renderer import Renderer, Transcript
+from muster.rollout.spans import SpanRecorder
+from muster.sandbox.port import Sandbox
+from muster.types import Cause, Completion, Sampling, Session, Stage, Task, Turn
+
+Spent = Literal[Cause.TURN_BUDGET, Cause.TOKEN_BUDGET, Cause.CONTEXT_BUDGET, Cause.TIME_BUDGET]
+"""The budget that ended a trajectory."""
+
+
+class AgentConfig(BaseModel):
+    """How the policy acts. Engine and trainer read the temperature from here: it is part of the policy."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompt: PromptName = Field("starter", description="few-shot prompt of the starter model, or zero-shot")
+    action_format: FormatName = Field("fenced", description="how the model writes a command")
+    temperature: float = Field(0.7, gt=0, description="the policy is softmax(logits / temperature)")
+    max_turns: int = Field(6, ge=1, description="replies in one trajectory; a task may set fewer")
+    max_tokens_per_turn: int = Field(64, ge=1, description="sampled tokens in one reply")
+    max_tokens: int = Field(512, ge=1, description="sampled tokens in one trajectory")
+    max_context_tokens: int = Field(1024, ge=16, description="tokens the trajectory may hold in all")
+    command_timeout_s: float = Field(10.0, gt=0, description="one command; the model is told when it ran out")
+    time_budget_s: float = Field(120.0, gt=0, description="the model's own time in one trajectory")
+    reference_tokens_per_s: float = Field(
+        50.0,
+        gt=0,
+        description="rate at which sampled tokens are charged to the time budget, whatever the engine did",
+    )
+    observation_chars: int = Field(1500, ge=16, description="output shown to the model; head and tail are kept")
+
+
+@dataclass(slots=True)
+class Episode:
+    """A trajectory while it is played. What it holds survives an error halfway: a model that destroyed its
+    sandbox is graded on the tokens that did it."""
+
+    transcript: Transcript
+    turns: list[Turn] = field(default_factory=list[Turn])
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What is left of the model's own tokens and time."""
+
+    config: AgentConfig
+    time_s: float
+    tokens: int = 0
+    spent_s: float = 0.0
+
+    def charge_tokens(self, count: int) -> None:
+        self.tokens += count
+        self.spent_s += count / self.config.reference_tokens_per_s
+
+    def exhausted(self, context: int) -> Spent | None:
+        if self.tokens >= self.config.max_tokens:
+            return Cause.TOKEN_BUDGET
+        if self.spent_s >= self.time_s:
+            return Cause.TIME_BUDGET
+        if context >= self.config.max_context_tokens:
+            return Cause.CONTEXT_BUDGET
+        return None
+
+    def reply_tokens(self, context: int, kept: int) -> int:
+        """How many tokens the reply may still take, of which `kept` are sampled already."""
+        left = min(self.config.max_tokens - self.tokens, self.config.max_context_tokens - context)
+        return max(1, min(self.config.max_tokens_per_turn - kept, left))
+
+
+@dataclass(frozen=True, slots=True)
+class _Observed:
+    """What came back to the model for one command, or for a reply without one."""
+
+    text: str
+    exit_code: int | None = None
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """Plays one task in one sandbox. Errors of engine and sandbox pass through."""
+
+    engine: Engine
+    renderer: Renderer
+    config: AgentConfig = field(default_factory=AgentConfig)
+
+    def begin(self, task: Task) -> Episode:
+        messages = conversation(self.config.prompt, task.instruction)
+        return Episode(Transcript(self.renderer.prompt(messages)))
+
+    async def play(
+        self,
+        task: Task,
+        episode: Episode,
+        sandbox: Sandbox,
+        session: Session,
+        spans: SpanRecorder,
+        seed: int | None = None,
+    ) -> Spent | None:
+        """Play until the model says that it is done (None) or a budget is spent (which one)."""
+        config = self.config
+        form = action_format(config.action_format)
+        transcript, turns = episode.transcript, episode.turns
+        budget = _Budget(config, task.agent_timeout_s or config.time_budget_s)
+        last = min(config.max_turns, task.max_turns or config.max_turns)
+        while (spent := budget.exhausted(len(transcript))) is None:
+            before = len(transcript)
+            completion = await self._reply(transcript, budget, session, spans, seed, len(turns))
+            reply = self.renderer.text(completion.tokens_T.tolist())
+            action = form.parse(reply)
+            observed = await self._act(action, sandbox, budget)
+            turns.append(_turn(len(turns), reply, action, observed, completion, prompt_tokens=before))
+            if isinstance(action, Done):
+                return None
+            if len(turns) >= last:
+                return Cause.TURN_BUDGET
+            messages = form.observe([o.text for o in observed])
+            transcript.observed(self.renderer.observation(messages, stopped=completion.finish == "stop"))
+        return spent
+
+    async def _reply(
+        self,
+        transcript: Transcript,
+        budget: _Budget,
+        session: Session,
+        spans: SpanRecorder,
+        seed: int | None,
+        turn: int,
+    ) -> Completion:
+        """Sample one reply into the transcript. A request aborted by a publication goes on from its kept tokens."""
+        parts: list[Completion] = []
+        while not parts or parts[-1].finish == "abort":
+            kept = sum(len(p.tokens_T) for p in parts)
+            spans.enter(Stage.ENGINE_QUEUE)
+            sampling = Sampling(
+                temperature=self.config.temperature,
+                max_tokens=budget.reply_tokens(len(transcript), kept),
+                stop_tokens=self.renderer.stop_tokens,
+                seed=None if seed is None else seed + 1000 * turn + kept,
+            )
+            part = await self.engine.generate(transcript.tokens, sampling, session)
+            spans.completed(part, next_stage=Stage.TOOL)
+            transcript.sampled(part)
+            budget.charge_tokens(len(part.tokens_T))
+            parts.append(part)
+        return _joined(parts)
+
+    async def _act(self, action: Action, sandbox: Sandbox, budget: _Budget) -> list[_Observed]:
+        if isinstance(action, Done):
+            return []
+        if isinstance(action, Malformed):
+            return [_Observed(action.advice)]
+        observed: list[_Observed] = []
+        for command in action.commands:
+            timeout_s = min(self.config.command_timeout_s, max(0.1, budget.time_s - budget.spent_s))
+            result = await sandbox.run(command, timeout_s)
+            budget.spent_s += result.duration_s
+            text = describe(result, timeout_s=timeout_s, limit_chars=self.config.observation_chars)
+            observed.append(_Observed(text, result.exit_code, result.duration_s))
+        return observed
+
+
+def _joined(parts: list[Completion]) -> Completion:
+    """One completion of the parts of an interrupted request; its cached prefix is that of the first."""
+    if len(parts) == 1:
+        return parts[0]
+    return Completion(
+        tokens_T=np.concatenate([p.tokens_T for p in parts]),
+        logprobs_T=np.concatenate([p.logprobs_T for p in parts]),
+        versions_T=np.concatenate([p.versions_T for p in parts]),
+        finish=parts[-1].finish,
+        cached_tokens=parts[0].cached_tokens,
+        replica=parts[-1].replica,
+    )
+
+
+def _turn(
+    index: int,
+    reply: str,
+    action: Action,
+    observed: list[_Observed],
+    completion: Completion,
+    *,
+    prompt_tokens: int,
+) -> Turn:
+    return Turn(
+        index=index,
+        reply=reply,
+        command="\n".join(action.commands) if isinstance(action, Commands) else None,
+        observation="\n".join(o.text for o in observed),
+        exit_code=observed[-1].exit_code if observed else None,
+        sampled_tokens=len(completion.tokens_T),
+        prompt_tokens=prompt_tokens,
+        cached_tokens=completion.cached_tokens,
+        duration_s=sum(o.duration_s for o in observed),
+    )

@@ -1,0 +1,350 @@
+"""The composition root: the only place that picks adapters.
+
+    config ─► model, suites, engine process, trainer process, sandboxes, verifier ─► Orchestrator ─► report
+
+Law: build, connect, run, close in reverse order, whatever happened. No decision about scheduling, grading or
+training is made here. A run is a directory:
+
+    run/  config.toml  journal.db  metrics.jsonl  tasks/  checkpoints/  report.html  figures/
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import fcntl
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import version as distribution_version
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from muster import clock
+from muster.config import RunConfig, to_toml, validate
+from muster.engine.embedded import launch
+from muster.engine.port import Replica
+from muster.errors import MusterError, UserError
+from muster.evaluate import Evaluator
+from muster.journal import Journal, SessionRow
+from muster.metrics import JournalSink, JsonlSink, Metrics
+from muster.model.tokenizer import tokenizer_from
+from muster.model.weights import resolve
+from muster.observe.dashboard import Dashboard, PlainLog
+from muster.orchestrator.dispatch import Dispatcher
+from muster.orchestrator.loops import Orchestrator, Parts
+from muster.orchestrator.resume import standing
+from muster.orchestrator.scheduler import Scheduler
+from muster.orchestrator.status import PoolStatus
+from muster.publish import memory
+from muster.publish.publisher import Publisher
+from muster.reporting import JOURNAL, leave_behind
+from muster.rollout.agent import Agent
+from muster.rollout.attempt import Rollout
+from muster.rollout.renderer import Renderer
+from muster.sandbox.namespace import NamespaceBackend
+from muster.sandbox.pool import Pool
+from muster.tasks.curriculum import Curriculum
+from muster.tasks.suite import Suites, load_suites
+from muster.trainer.process import ProcessTrainer
+from muster.types import Evaluation
+from muster.verifier.script import ScriptVerifier
+
+
+def train(
+    config: RunConfig | None = None,
+    directory: Path | None = None,
+    *,
+    console: Console | None = None,
+    plain: bool = False,
+) -> Path:
+    """Train from the beginning; returns the run's directory.
+
+    directory: where the run is kept; default `runs/<time>`. Raises `UserError` for a configuration, model or task
+    that cannot be used, another `MusterError` when a part failed; such a run can be resumed.
+    """
+    config = config or RunConfig()
+    directory = directory or _new_directory("train")
+    _drive(_Place.create(config, directory), console or Console(), plain=plain)
+    return directory
+
+
+def resume(directory: Path, *, console: Console | None = None, plain: bool = False) -> Path:
+    """Continue a run that was stopped or killed. Raises as `train`."""
+    _drive(_Place.open(directory), console or Console(), plain=plain)
+    return directory
+
+
+def evaluate(
+    config: RunConfig | None = None, directory: Path | None = None, *, console: Console | None = None
+) -> Evaluation:
+    """Pass rate of `config.model` on the held-out tasks, through the serving engine."""
+    place = _Place.create(config or RunConfig(), directory or _new_directory("eval"))
+    return _one_evaluation(place, console or Console())
+
+
+def evaluate_run(run: Path, directory: Path | None = None, *, console: Console | None = None) -> Evaluation:
+    """Evaluate the last checkpoint of a run, on the run's own held-out tasks."""
+    config = _config_of(run)
+    checkpoints = sorted((run / "checkpoints").glob("step*"))
+    if not checkpoints:
+        raise UserError(f"{run}: no checkpoint there yet")
+    tasks = config.tasks
+    if tasks.train is None:
+        tasks = tasks.model_copy(update={"train": run / "tasks/train", "heldout": run / "tasks/heldout"})
+    return evaluate(
+        config.model_copy(update={"model": str(checkpoints[-1]), "tasks": tasks}), directory, console=console
+    )
+
+
+# --- the place of a run -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A run's directory, configuration and suites."""
+
+    config: RunConfig
+    directory: Path
+    model: Path
+    suites: Suites
+
+    @classmethod
+    def create(cls, config: RunConfig, directory: Path) -> _Place:
+        """Check what the user named before anything is written, then write it down."""
+        if (directory / JOURNAL).exists():
+            raise UserError(f"{directory}: a run is there already; continue it with --resume, or name another --output")
+        model = resolve(config.model)
+        directory.mkdir(parents=True, exist_ok=True)
+        suites = load_suites(config.tasks, directory / "tasks", seed=config.seed)
+        (directory / "config.toml").write_text(to_toml(config), encoding="utf-8")
+        meta = {
+            "run": directory.name,
+            "created": clock.now(),
+            "config": config.model_dump(mode="json"),
+            "muster_version": distribution_version("muster-rl"),
+            "model": config.model,
+            "tasks_digest": suites.digest,
+            "seed": config.seed,
+        }
+        Journal.create(directory / JOURNAL, meta=meta).close()
+        return cls(config=config, directory=directory, model=model, suites=suites)
+
+    @classmethod
+    def open(cls, directory: Path) -> _Place:
+        if not (directory / JOURNAL).exists():
+            raise UserError(f"{directory}: no run to resume there (no {JOURNAL})")
+        config = _config_of(directory)
+        suites = load_suites(config.tasks, directory / "tasks", seed=config.seed)
+        return cls(config=config, directory=directory, model=resolve(config.model), suites=suites)
+
+
+def _config_of(directory: Path) -> RunConfig:
+    """As the run's journal holds it; `config.toml` is for people."""
+    with Journal.open(directory / JOURNAL) as journal:
+        return validate(journal.meta()["config"], source=str(directory / JOURNAL))
+
+
+def _new_directory(kind: str) -> Path:
+    now = datetime.datetime.fromtimestamp(clock.now())
+    return Path("runs") / f"{kind}-{now:%Y%m%d-%H%M%S}"
+
+
+@contextlib.contextmanager
+def _driving(directory: Path) -> Iterator[Journal]:
+    """One process drives a run; the lock goes with the process, however it ends. Yields the run's journal."""
+    with (directory / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{directory}: another process drives this run") from None
+        with Journal.open(directory / JOURNAL, write=True) as journal, _session(journal), _plain_errors():
+            yield journal
+
+
+@contextlib.contextmanager
+def _session(journal: Journal) -> Iterator[None]:
+    """Write down when this process began to drive the run, and why it ended."""
+    row = SessionRow(id=journal.count(SessionRow), started=clock.now(), pid=os.getpid())
+    journal.record(row)
+    reason = "ended"
+    try:
+        yield
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        journal.record(replace(row, ended=clock.now(), reason=reason))
+
+
+# --- driving ------------------------------------------------------------------------------------------
+
+
+def _drive(place: _Place, console: Console, *, plain: bool) -> None:
+    console.print(f"run {place.directory}: {len(place.suites.train)} tasks, {len(place.suites.heldout)} held out")
+    with _driving(place.directory) as journal:
+        done = clock.run(_train(place, journal, console, plain=plain))
+    if done:
+        leave_behind(place.directory, console)
+    else:
+        console.print(f"stopped. Continue with: muster train --resume {place.directory}")
+
+
+def _one_evaluation(place: _Place, console: Console) -> Evaluation:
+    async def main(journal: Journal) -> Evaluation:
+        async with _built(place, journal) as built:
+            evaluation = await built.evaluator(0)
+            journal.record_evaluation(evaluation)
+            return evaluation
+
+    with _driving(place.directory) as journal:
+        evaluation = clock.run(main(journal))
+    leave_behind(place.directory, console)
+    return evaluation
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Task groups wrap what went wrong; the first of our own errors is what the user needs to see."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        if (ours := _first(group)) is not None:
+            raise ours from group
+        raise
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> MusterError | None:
+    for error in group.exceptions:
+        found = _first(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, MusterError):
+            return found
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Built:
+    """What training and evaluation share."""
+
+    engine: Replica
+    pool: Pool
+    rollout: Rollout
+    dispatcher: Dispatcher
+    evaluator: Evaluator
+    canary: list[int]
+
+
+@contextlib.asynccontextmanager
+async def _built(place: _Place, journal: Journal) -> AsyncIterator[_Built]:
+    """Engine process, sandboxes and verifier, connected; closed in reverse order."""
+    config = place.config
+    renderer = Renderer(tokenizer_from(place.model))
+    async with contextlib.AsyncExitStack() as stack:
+        backend = NamespaceBackend(config.sandbox, run=place.directory.name)
+        stack.push_async_callback(backend.close)
+        pool = Pool(backend, config.sandbox)
+        stack.push_async_callback(pool.close)
+        engine = await stack.enter_async_context(launch(config.engine, place.model, "engine0"))
+        agent = Agent(engine=engine, renderer=renderer, config=config.agent)
+        rollout = Rollout(agent=agent, pool=pool, verifier=ScriptVerifier(pool, config.verifier))
+        dispatcher = Dispatcher(journal, rollout)
+        fingerprint = {
+            "engine": "embedded",
+            "dtype": config.engine.dtype,
+            "temperature": config.agent.temperature,
+            "prompt": config.agent.prompt,
+            "tasks_digest": place.suites.digest,
+            "muster_version": distribution_version("muster-rl"),
+        }
+        evaluator = Evaluator(
+            config.evaluate,
+            journal=journal,
+            dispatcher=dispatcher,
+            engine=engine,
+            tasks=place.suites.heldout,
+            fingerprint=fingerprint,
+            seed=config.seed,
+        )
+        canary = agent.begin(place.suites.train[0]).transcript.tokens.tolist()
+        yield _Built(
+            engine=engine, pool=pool, rollout=rollout, dispatcher=dispatcher, evaluator=evaluator, canary=canary
+        )
+
+
+async def _train(place: _Place, journal: Journal, console: Console, *, plain: bool) -> bool:
+    config = place.config
+    standing_now = standing(journal, place.directory, {t.id: t for t in place.suites.train})
+    curriculum = Curriculum(place.suites.train, config.curriculum, np.random.default_rng(config.seed))
+    if standing_now.curriculum:
+        curriculum.restore(standing_now.curriculum)
+    view = PlainLog(console) if plain else Dashboard(console)
+    async with contextlib.AsyncExitStack() as stack:
+        memory.reap()
+        exporter = memory.MemoryExporter(
+            run_label=place.directory.name, fallback=place.directory.absolute() / "weights"
+        )
+        trainer = await stack.enter_async_context(
+            ProcessTrainer(
+                config.trainer, model=str(place.model), temperature=config.agent.temperature, exporter=exporter
+            )
+        )
+        built = await stack.enter_async_context(_built(place, journal))
+        if isinstance(view, Dashboard):
+            stack.enter_context(view)
+        orchestrator = Orchestrator(
+            config.loop,
+            Parts(
+                journal=journal,
+                metrics=Metrics([JournalSink(journal), JsonlSink(place.directory / "metrics.jsonl")]),
+                scheduler=Scheduler(config.schedule, curriculum, steps=config.loop.steps),
+                curriculum=curriculum,
+                dispatcher=built.dispatcher,
+                trainer=trainer,
+                publisher=Publisher([built.engine], config.publish),
+                engines=(built.engine,),
+                retire=memory.retire,
+                evaluate=built.evaluator,
+                prefetch=built.rollout.prefetch,
+                pool_status=_pool_status(built.pool),
+                on_status=lambda status: view.update(status, journal),
+                groups_per_batch=config.schedule.groups_per_batch,
+                canary=np.array(built.canary, np.int32),
+                temperature=config.agent.temperature,
+            ),
+            standing_now,
+            directory=place.directory,
+            seed=config.seed,
+        )
+        with _stop_on_interrupt(orchestrator.stop, console):
+            return await orchestrator.run()
+
+
+def _pool_status(pool: Pool) -> Callable[[], PoolStatus]:
+    def read() -> PoolStatus:
+        agent = pool.statistics().agent
+        return PoolStatus(slots=agent.capacity, live=agent.live, warm=agent.warm, waiting=agent.waiting)
+
+    return read
+
+
+@contextlib.contextmanager
+def _stop_on_interrupt(stop: Callable[[], None], console: Console) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) stops cleanly; the second one is Python's own interrupt."""
+    loop = asyncio.get_running_loop()
+
+    def first() -> None:
+        console.print("stopping: live attempts are dropped, a checkpoint is written (Ctrl-C again: at once)")
+        loop.remove_signal_handler(signal.SIGINT)
+        stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, first)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,184 @@
+"""Resource limits and counters of one sandbox, on cgroup v1 and v2.
+
+Law: this file alone knows the cgroup file system. A host that lets us write none gives sandboxes without
+these limits (`Cgroups.detect` says which controllers it found; `muster doctor` shows it), never an error.
+
+    <hierarchy>/muster/<run>/<sandbox>      v1: one directory per controller; v2: one for all
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.types import Limits
+
+ROOT = Path("/sys/fs/cgroup")
+PARENT = "muster"
+CPU_PERIOD_US = 100_000
+CONTROLLERS = ("memory", "pids", "cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Write `value` to `file` of `controller`. `optional` when old kernels or hosts without swap lack it."""
+
+    controller: str
+    file: str
+    value: str
+    optional: bool = False
+
+
+def settings(limits: Limits, version: int) -> tuple[Setting, ...]:
+    """The writes that put `limits` in force. File names: the kernel's cgroup-v1 and cgroup-v2 documents."""
+    result: list[Setting] = []
+    if limits.memory_bytes is not None:
+        memory = str(limits.memory_bytes)
+        if version == 1:
+            result.append(Setting(controller="memory", file="memory.limit_in_bytes", value=memory))
+            # memory and swap together: swap must not stretch the limit
+            swap = Setting(controller="memory", file="memory.memsw.limit_in_bytes", value=memory, optional=True)
+        else:
+            result.append(Setting(controller="memory", file="memory.max", value=memory))
+            swap = Setting(controller="memory", file="memory.swap.max", value="0", optional=True)
+        result.append(swap)
+    if limits.pids is not None:
+        result.append(Setting(controller="pids", file="pids.max", value=str(limits.pids)))
+    if limits.cpus is not None:
+        quota = max(1000, round(limits.cpus * CPU_PERIOD_US))
+        if version == 1:
+            result.append(Setting(controller="cpu", file="cpu.cfs_quota_us", value=str(quota)))
+        else:
+            result.append(Setting(controller="cpu", file="cpu.max", value=f"{quota} {CPU_PERIOD_US}"))
+    return tuple(result)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cgroups:
+    """The hierarchies of this host that we may write: controller name to its directory."""
+
+    version: int
+    hierarchies: dict[str, Path]
+
+    @classmethod
+    def detect(cls, root: Path = ROOT) -> Cgroups:
+        """Never raises: without any writable controller the result is empty."""
+        if (root / "cgroup.controllers").is_file():
+            return cls(version=2, hierarchies=_detect_v2(root))
+        found = {name: root / name for name in CONTROLLERS if os.access(root / name / "cgroup.procs", os.W_OK)}
+        return cls(version=1, hierarchies=found)
+
+    def create(self, run: str, sandbox: str, limits: Limits) -> Cgroup:
+        """A new group with `limits` in force; empty (no directories) where the host offers nothing."""
+        wanted = [c for c in ("memory", "pids") if c in self.hierarchies]
+        if limits.cpus is not None and "cpu" in self.hierarchies:
+            wanted.append("cpu")
+        directories = {c: self.hierarchies[c] / PARENT / run / sandbox for c in wanted}
+        for directory in dict.fromkeys(directories.values()):
+            directory.mkdir(parents=True, exist_ok=True)
+            if self.version == 2:
+                _delegate(directory.parent.parent)
+                _delegate(directory.parent)
+        for setting in settings(limits, self.version):
+            if setting.controller in directories:
+                path = directories[setting.controller] / setting.file
+                with contextlib.suppress(OSError) if setting.optional else contextlib.nullcontext():
+                    path.write_text(setting.value)
+        return Cgroup(directories=directories, version=self.version)
+
+    def remove_run(self, run: str, *, kill: bool) -> None:
+        """Remove the groups of a run; with `kill`, first every process left in them."""
+        for hierarchy in dict.fromkeys(self.hierarchies.values()):
+            top = hierarchy / PARENT / run
+            if not top.is_dir():
+                continue
+            for directory in [d for d in top.iterdir() if d.is_dir()]:
+                if kill:
+                    _kill_members(directory)
+                with contextlib.suppress(OSError):
+                    directory.rmdir()
+            with contextlib.suppress(OSError):
+                top.rmdir()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cgroup:
+    """The group of one sandbox. Reads give None where the host cannot tell."""
+
+    directories: dict[str, Path]
+    version: int
+
+    def attach(self, pid: int) -> None:
+        """Move `pid`; its later children follow. The first move after a quiet time waits for the kernel (RCU)."""
+        for directory in dict.fromkeys(self.directories.values()):
+            (directory / "cgroup.procs").write_text(str(pid))
+
+    def oom_kills(self) -> int | None:
+        return self._keyed("memory", "memory.oom_control" if self.version == 1 else "memory.events", "oom_kill")
+
+    def pids_refused(self) -> int | None:
+        return self._keyed("pids", "pids.events", "max")
+
+    def peak_memory_bytes(self) -> int | None:
+        file = "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak"
+        text = self._read("memory", file)
+        return int(text) if text else None
+
+    def remove(self) -> bool:
+        """True when nothing is left. False while the kernel still counts a dying process: try again."""
+        gone = True
+        for directory in dict.fromkeys(self.directories.values()):
+            try:
+                directory.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                gone = False
+        return gone
+
+    def _read(self, controller: str, file: str) -> str | None:
+        directory = self.directories.get(controller)
+        if directory is None:
+            return None
+        try:
+            return (directory / file).read_text()
+        except OSError:
+            return None
+
+    def _keyed(self, controller: str, file: str, key: str) -> int | None:
+        for line in (self._read(controller, file) or "").splitlines():
+            name, _, value = line.partition(" ")
+            if name == key:
+                return int(value)
+        return None
+
+
+def _detect_v2(root: Path) -> dict[str, Path]:
+    offered = (root / "cgroup.controllers").read_text().split()
+    try:
+        (root / PARENT).mkdir(exist_ok=True)
+        _delegate(root)
+        enabled = (root / PARENT / "cgroup.controllers").read_text().split()
+    except OSError:
+        return {}
+    return {name: root for name in CONTROLLERS if name in offered and name in enabled}
+
+
+def _delegate(directory: Path) -> None:
+    """v2: let the children of `directory` have our controllers."""
+    control = directory / "cgroup.subtree_control"
+    have = control.read_text().split()
+    for name in CONTROLLERS:
+        if name not in have:
+            with contextlib.suppress(OSError):  # one that the host withholds must not cost the others
+                control.write_text(f"+{name}")
+
+
+def _kill_members(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        for pid in (directory / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)

@@ -1,0 +1,59 @@
+"""What a user may set about sandboxes. Law: values only; each field says its unit and its reason."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from muster.types import Limits
+
+MIB = 1024 * 1024
+
+
+def _default_state_dir() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "muster" / "sandboxes"
+
+
+class SandboxConfig(BaseModel):
+    """The sandbox backend and its pool.
+
+    Example: `SandboxConfig(slots=32, warm=8)`
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    state_dir: Path = Field(
+        default_factory=_default_state_dir,
+        description="images and writable layers; a real file system (overlayfs cannot write on overlayfs)",
+    )
+    slots: int = Field(default=32, ge=1, description="agent sandboxes alive at once, warm ones included")
+    warm: int = Field(default=8, ge=0, description="forks kept ready for the snapshots that come next")
+    verifier_slots: int = Field(
+        default=8, ge=1, description="sandboxes for verification alone, so that it never waits behind agents"
+    )
+    memory_bytes: int | None = Field(default=512 * MIB, description="where the task sets none; None: no limit")
+    pids: int | None = Field(default=128, description="where the task sets none; None: no limit")
+    disk_bytes: int | None = Field(default=256 * MIB, description="where the task sets none; None: no limit")
+    cpus: float | None = Field(default=None, description="where the task sets none; None: no limit")
+    free_disk_bytes: int = Field(
+        default=1024 * MIB, description="host disk that sandboxes leave free, whatever their own limits say"
+    )
+    output_cap_bytes: int = Field(
+        default=8192, ge=64, description="output of one command kept for the model: half head, half tail"
+    )
+    start_timeout_s: float = Field(default=30.0, gt=0, description="from fork until bash answers")
+    kill_grace_s: float = Field(
+        default=0.25, gt=0, description="after a time-out: how long the shell may take to answer again"
+    )
+
+    def complete(self, limits: Limits) -> Limits:
+        """`limits` with the defaults where it sets none."""
+        return Limits(
+            cpus=limits.cpus if limits.cpus is not None else self.cpus,
+            memory_bytes=limits.memory_bytes if limits.memory_bytes is not None else self.memory_bytes,
+            disk_bytes=limits.disk_bytes if limits.disk_bytes is not None else self.disk_bytes,
+            pids=limits.pids if limits.pids is not None else self.pids,
+        )

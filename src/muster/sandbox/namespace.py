@@ -1,0 +1,130 @@
+"""The namespace backend: sandboxes from bubblewrap, overlay layers, cgroups and one bash each.
+
+    fork:      layers + new writable layer ─► bubblewrap ─► bash answers ─► into its cgroup ─► restore shell state
+    run:       command ─► answer | time-out: kill its processes, else a new shell over the same files
+    snapshot:  capture shell state ─► kill all ─► the writable layer is frozen; a new one comes with the next command
+    close:     kill all, count; cgroup and layers are removed in the background
+
+Law: a frozen layer is never written again. What a model does to its own shell is a result; what ends the
+sandbox is `SandboxLost`, blamed by `ending`. No mount exists outside of a sandbox's own namespace, so a
+killed controller leaves files and empty cgroups alone, which `state.reap` removes.
+
+As an ordinary user (user namespaces needed): no cgroup limits, `chown` and `su` do not work inside; time-outs,
+disk limits and isolation are the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from muster.errors import SandboxStartError
+from muster.sandbox import seccomp
+from muster.sandbox.cgroup import Cgroups
+from muster.sandbox.config import SandboxConfig
+from muster.sandbox.files import plain_directory, remove_tree
+from muster.sandbox.image import ImageBuilder
+from muster.sandbox.instance import Host, NamespaceSandbox
+from muster.sandbox.port import Mount, Snapshot
+from muster.sandbox.state import RunDirectory, reap
+from muster.types import ImageSpec, Limits
+
+
+class NamespaceBackend:
+    """Makes sandboxes on this machine. Create it on the event loop that will use it.
+
+    Example:
+        backend = NamespaceBackend(SandboxConfig(), run="demo")
+        sandbox = await backend.fork(await backend.prepare(ImageSpec()), limits=Limits(), label="one")
+        result = await sandbox.run("echo hello", timeout_s=5)
+    """
+
+    def __init__(self, config: SandboxConfig, *, run: str = "run") -> None:
+        config.state_dir.mkdir(parents=True, exist_ok=True)
+        cgroups = Cgroups.detect()
+        reap(config.state_dir, cgroups)
+        directory = RunDirectory(config.state_dir, run)
+        filter_file = directory.path / "seccomp.bpf"
+        filter_file.write_bytes(seccomp.program())
+        self._host = Host(
+            config=config,
+            cgroups=cgroups,
+            run=directory,
+            seccomp=filter_file,
+            image_layers=config.state_dir / "images",
+            retire=self._retire,
+        )
+        self._images = ImageBuilder(self._host)
+        self._live: dict[str, NamespaceSandbox] = {}
+        self._chores: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count()
+        self._closed = False
+
+    async def prepare(self, image: ImageSpec) -> Snapshot:
+        return await self._images.prepare(image)
+
+    async def fork(
+        self, snapshot: Snapshot, *, limits: Limits, label: str, mounts: tuple[Mount, ...] = ()
+    ) -> NamespaceSandbox:
+        assert not self._closed, "the backend is closed"
+        for mount in mounts:
+            if not plain_directory(snapshot.layers, mount.target):
+                raise SandboxStartError(
+                    f"{mount.target} was replaced by a link or a file: nothing can be mounted there",
+                    {"replaced": mount.target},
+                )
+        sandbox = NamespaceSandbox(
+            self._host,
+            id=f"{label}#{next(self._numbers)}",
+            snapshot=snapshot,
+            limits=self._host.config.complete(limits),
+            mounts=mounts,
+        )
+        self._live[sandbox.id] = sandbox
+        try:
+            await sandbox.start()
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    async def discard(self, snapshot: Snapshot) -> None:
+        self._remove(self._host.run.release(snapshot.layers))
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for sandbox in list(self._live.values()):
+            await sandbox.close()
+        while self._chores:
+            await asyncio.gather(*self._chores)
+        self._host.cgroups.remove_run(self._host.run.name, kill=True)
+        await asyncio.to_thread(self._host.run.close)
+
+    @property
+    def live(self) -> int:
+        """Sandboxes forked and not closed."""
+        return len(self._live)
+
+    def _retire(self, sandbox: NamespaceSandbox, held: tuple[Path, ...]) -> None:
+        """A sandbox was closed: clean up behind it without making its user wait."""
+        self._live.pop(sandbox.id, None)  # builds and controls are not registered
+        self._chore(self._clean_up(sandbox, held))
+
+    async def _clean_up(self, sandbox: NamespaceSandbox, held: tuple[Path, ...]) -> None:
+        await sandbox.gone()
+        for directory in self._host.run.release(held):
+            await asyncio.to_thread(remove_tree, directory)
+
+    def _remove(self, directories: list[Path]) -> None:
+        for directory in directories:
+            self._chore(asyncio.to_thread(remove_tree, directory))
+
+    def _chore(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)

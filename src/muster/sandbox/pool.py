@@ -1,0 +1,265 @@
+"""The sandbox pool: leases of forks, some of them started before they are asked for.
+
+    lease ─► ticket ─► Slots.decide ─► warm fork (alive? checked) ─┐
+                                   └─► own fork ──────────────────┴─► Lease … closed in the background
+
+Consumes: leases, and the kinds that the scheduler says come next. Waits for: a free slot. Unblocked by: a close.
+Two lanes with their own capacity: agents and verifiers, so that verification never waits behind agents that
+wait for it. Law: what to do is decided in `slots`; this file does it. A sandbox is leased once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from muster import clock
+from muster.errors import SandboxError
+from muster.sandbox.config import SandboxConfig
+from muster.sandbox.port import Mount, Sandbox, SandboxBackend, Snapshot
+from muster.sandbox.slots import Boot, Evict, HandOver, Slots, Warm
+from muster.types import Limits
+
+_BOOT_SAMPLES = 256
+
+
+class Lane(StrEnum):
+    """Whose capacity a lease uses."""
+
+    AGENT = "agent"
+    VERIFIER = "verifier"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A fork that will be leased soon."""
+
+    snapshot: Snapshot
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A sandbox for one user. `queued_s`: waited for a slot. `start_s`: waited for its fork, ~0 when warm."""
+
+    sandbox: Sandbox
+    queued_s: float
+    start_s: float
+    warm: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneStatistics:
+    """`live` is leased sandboxes, booting ones included."""
+
+    capacity: int
+    live: int
+    warm: int
+    waiting: int
+    closing: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStatistics:
+    """A frozen snapshot. `boot_p50_s` over the last boots; None before the first. Counts grow."""
+
+    agent: LaneStatistics
+    verifier: LaneStatistics
+    boot_p50_s: float | None
+    boots: int
+    warm_hits: int
+    warm_deaths: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    snapshot_id: str
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class _Grant:
+    """A slot, and the warm fork in it, if any."""
+
+    sandbox: Sandbox | None
+
+
+class _LaneState:
+    """One lane: the pure slots, those who wait, and the forks that wait."""
+
+    def __init__(self, capacity: int, warm: int) -> None:
+        self.slots = Slots(capacity=capacity, warm=warm)
+        self.tickets: dict[int, asyncio.Future[_Grant]] = {}
+        self.warm: dict[_Kind, deque[Sandbox]] = {}
+
+    def statistics(self) -> LaneStatistics:
+        s = self.slots
+        return LaneStatistics(
+            capacity=s.capacity, live=s.leased, warm=s.warm.total(), waiting=s.waiting, closing=s.closing
+        )
+
+
+class Pool:
+    """Leases of sandboxes over any backend.
+
+    Example:
+        async with pool.lease(snapshot, limits, "trajectory-7") as lease:
+            await lease.sandbox.run("ls", timeout_s=10)
+    """
+
+    def __init__(self, backend: SandboxBackend, config: SandboxConfig) -> None:
+        self.backend = backend
+        self._lanes = {
+            Lane.AGENT: _LaneState(config.slots, config.warm),
+            Lane.VERIFIER: _LaneState(config.verifier_slots, 0),
+        }
+        self._wanted: dict[_Kind, Wanted] = {}
+        self._numbers = itertools.count()
+        self._chores: set[asyncio.Task[None]] = set()
+        self._boots_s: deque[float] = deque(maxlen=_BOOT_SAMPLES)
+        self._boots = self._warm_hits = self._warm_deaths = 0
+
+    def prefetch(self, wanted: Sequence[Wanted]) -> None:
+        """What will be leased next, in order, once per fork. Replaces the last list; starts without waiting."""
+        kinds = [_Kind(w.snapshot.id, w.limits) for w in wanted]
+        lane = self._lanes[Lane.AGENT]
+        # a fork may still be warming or warm that this list no longer names: forget only what has no fork
+        held = {k for k in self._wanted if lane.slots.warm[k] or lane.slots.warming[k]}
+        self._wanted = {k: w for k, w in self._wanted.items() if k in held} | dict(zip(kinds, wanted, strict=True))
+        lane.slots.want(kinds)
+        self._act(Lane.AGENT)
+
+    @asynccontextmanager
+    async def lease(
+        self,
+        snapshot: Snapshot,
+        limits: Limits,
+        label: str,
+        *,
+        mounts: tuple[Mount, ...] = (),
+        lane: Lane = Lane.AGENT,
+    ) -> AsyncGenerator[Lease]:
+        """Waits for a slot, then for the fork. Raises `SandboxStartError`. Closes in the background at the end."""
+        asked = clock.now()
+        grant = await self._slot(lane, _Kind(snapshot.id, limits))
+        granted = clock.now()
+        try:
+            sandbox = grant.sandbox
+            if sandbox is not None and not await sandbox.alive():
+                self._warm_deaths += 1
+                self._chore(self._close(sandbox))
+                sandbox = None
+            warm = sandbox is not None
+            if sandbox is None:
+                sandbox = await self._boot(snapshot, limits, label, mounts)
+            else:
+                self._warm_hits += 1
+        except BaseException:
+            self._lanes[lane].slots.lapsed()
+            self._act(lane)
+            raise
+        try:
+            yield Lease(sandbox=sandbox, queued_s=granted - asked, start_s=clock.now() - granted, warm=warm)
+        finally:
+            self._lanes[lane].slots.released()
+            self._chore(self._close_in(lane, sandbox))
+
+    def statistics(self) -> PoolStatistics:
+        boots = sorted(self._boots_s)
+        return PoolStatistics(
+            agent=self._lanes[Lane.AGENT].statistics(),
+            verifier=self._lanes[Lane.VERIFIER].statistics(),
+            boot_p50_s=boots[len(boots) // 2] if boots else None,
+            boots=self._boots,
+            warm_hits=self._warm_hits,
+            warm_deaths=self._warm_deaths,
+        )
+
+    async def close(self) -> None:
+        """Close the warm forks and wait for background work. Leases must have ended; the backend stays open."""
+        self.prefetch([])
+        while self._chores:
+            await asyncio.gather(*self._chores)
+
+    # --- doing what was decided -------------------------------------------------------------------------
+
+    async def _slot(self, lane: Lane, kind: _Kind) -> _Grant:
+        state = self._lanes[lane]
+        ticket = next(self._numbers)
+        future: asyncio.Future[_Grant] = asyncio.get_running_loop().create_future()
+        state.tickets[ticket] = future
+        state.slots.request(ticket, kind)
+        self._act(lane)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self._give_back(lane, ticket, future)
+            raise
+
+    def _give_back(self, lane: Lane, ticket: int, future: asyncio.Future[_Grant]) -> None:
+        """The one who waited was cancelled, perhaps just after it got its slot."""
+        slots = self._lanes[lane].slots
+        if not future.done():
+            slots.withdraw(ticket)
+            del self._lanes[lane].tickets[ticket]
+            self._act(lane)
+        elif (sandbox := future.result().sandbox) is not None:
+            slots.released()
+            self._chore(self._close_in(lane, sandbox))
+        else:
+            slots.lapsed()
+            self._act(lane)
+
+    def _act(self, lane: Lane) -> None:
+        state = self._lanes[lane]
+        for action in state.slots.decide():
+            match action:
+                case HandOver(ticket=ticket, kind=_Kind() as kind):
+                    state.tickets.pop(ticket).set_result(_Grant(state.warm[kind].popleft()))
+                case Boot(ticket=ticket):
+                    state.tickets.pop(ticket).set_result(_Grant(None))
+                case Warm(kind=_Kind() as kind):
+                    self._chore(self._warm_up(lane, kind, self._wanted[kind]))
+                case Evict(kind=_Kind() as kind):
+                    self._chore(self._close_in(lane, state.warm[kind].popleft()))
+                case _:
+                    raise AssertionError(action)
+
+    async def _boot(self, snapshot: Snapshot, limits: Limits, label: str, mounts: tuple[Mount, ...]) -> Sandbox:
+        started = clock.now()
+        sandbox = await self.backend.fork(snapshot, limits=limits, label=label, mounts=mounts)
+        self._boots_s.append(clock.now() - started)
+        self._boots += 1
+        return sandbox
+
+    async def _warm_up(self, lane: Lane, kind: _Kind, wanted: Wanted) -> None:
+        state = self._lanes[lane]
+        failed = False
+        try:
+            sandbox = await self._boot(wanted.snapshot, wanted.limits, "warm", ())
+            state.warm.setdefault(kind, deque()).append(sandbox)
+        except SandboxError:
+            failed = True
+        state.slots.warmed(kind, failed=failed)
+        self._act(lane)
+
+    async def _close_in(self, lane: Lane, sandbox: Sandbox) -> None:
+        try:
+            await self._close(sandbox)
+        finally:
+            self._lanes[lane].slots.closed()
+            self._act(lane)
+
+    async def _close(self, sandbox: Sandbox) -> None:
+        await sandbox.close()
+
+    def _chore(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)

@@ -1,0 +1,374 @@
+"""A replica that needs no model: replies come from a function, time from two rates.
+
+Law: deterministic, and on the loop's own clock, so that a virtual hour of serving costs a few timers. It obeys
+the same contract as the real engine: versions on tokens, pauses, prefix cache per version, exact repetition of
+`generate`'s log-probabilities by `score`.
+
+    generate: queue ─► prefill ─► decode ─► Completion      one timer per phase, cut short by a pause
+    faults:   crash, restart (STALE until a commit), lose_acknowledgement, hang
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from muster import clock
+from muster.engine.port import CachePolicy, DeviceInterval, EngineStatistics, InFlight, Pause, Scores
+from muster.errors import EngineError
+from muster.types import Completion, DeviceState, Floats, Ints, Publication, Sampling, Session, Version
+
+Policy = Callable[[Ints, Session, Version], Sequence[int]]
+"""(prompt, session, version at the start) -> the reply's token ids, as long as it likes to be."""
+
+Call = Literal["generate", "score", "statistics", "stage", "pause", "commit", "resume"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeRates:
+    """How fast a fake replica is. Decoding does not slow down with company."""
+
+    prefill_tokens_per_s: float = 2000.0
+    decode_token_s: float = 0.02
+    stage_s: float = 0.5
+    commit_s: float = 0.05
+    capacity: int = 64
+    max_model_len: int = 4096
+    cached_sequences: int = 256
+
+
+def logprobs_of(tokens: Ints, version: Version, temperature: float) -> Floats:
+    """A made-up log-probability per token, a fixed function of its past, the version and the temperature."""
+    rolling = hashlib.blake2b(f"{version.digest}|{temperature}".encode(), digest_size=8)
+    out = np.zeros(len(tokens), dtype=np.float32)
+    for index, token in enumerate(tokens.tolist()):
+        rolling.update(token.to_bytes(4, "little"))
+        if index:
+            out[index] = -0.05 - (rolling.digest()[0] / 255.0)
+    return out
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A reply being decoded: `done` of its `reply` tokens exist, with their versions."""
+
+    tokens: Ints
+    reply: Sequence[int]
+    version: int  # when it started; only requests of one version share cache
+    versions: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    aborted: bool = False
+    recompute: bool = False
+    decoding_since: float | None = None
+    spent_s: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def sequence(self) -> Ints:
+        return np.concatenate([self.tokens, np.array(self.reply[: len(self.versions)], dtype=np.int32)])
+
+
+class FakeReplica:
+    """Implements `engine.port.Replica`.
+
+    Example: `FakeReplica("r0", policy=lambda tokens, session, version: [5, 6, 2])`
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        policy: Policy,
+        rates: FakeRates | None = None,
+        version: Version | None = None,
+    ) -> None:
+        self.name = name
+        self.version = version or Version(number=0, digest="initial")
+        self._policy, self._rates = policy, rates or FakeRates()
+        self._staged: Version | None = None
+        self._slots = asyncio.Semaphore(self._rates.capacity)
+        self._live: list[_Request] = []
+        self._cached: list[tuple[Ints, int]] = []
+        self._change = asyncio.Event()
+        self._pausing: InFlight | None = None
+        self._paused: Pause | None = None
+        self._dead: str | None = None
+        self._stale = False
+        self._hanging: set[Call] = set()
+        self._unacknowledged: set[Call] = set()
+        self._waiting = 0
+        self._counts = {"prompt": 0, "cached": 0, "recomputed": 0, "generated": 0}
+        self._since = clock.now()
+        self._intervals: list[DeviceInterval] = []
+
+    # --- faults -------------------------------------------------------------------------------------
+
+    def crash(self, reason: str = "killed") -> None:
+        """Every pending and later call fails."""
+        self._dead = reason
+        self._notify()
+
+    def restart(self) -> None:
+        """Serve again, but nothing before a commit: a restarted replica holds unknown weights."""
+        self._dead, self._stale = None, True
+        self._pausing = self._paused = self._staged = None
+        self.version = Version(number=0, digest="initial")
+        self._cached.clear()
+
+    def hang(self, call: Call) -> None:
+        """The next such call never answers (until it is cancelled)."""
+        self._hanging.add(call)
+
+    def lose_acknowledgement(self, call: Call) -> None:
+        """The next such call does its work and then fails."""
+        self._unacknowledged.add(call)
+
+    # --- engine -------------------------------------------------------------------------------------
+
+    async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
+        await self._begin("generate")
+        self._check(tokens)
+        if self._stale:
+            raise EngineError(f"{self.name} is stale: it has no published weights")
+        arrived = clock.now()
+        self._waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            await self._serving()
+            completion = await self._serve(tokens, sampling, session, arrived)
+        finally:
+            self._slots.release()
+            self._notify()
+        self._end("generate")
+        return completion
+
+    async def score(self, tokens: Ints, *, temperature: float) -> Scores:
+        await self._begin("score")
+        self._check(tokens)
+        await self._sleep(len(tokens) / self._rates.prefill_tokens_per_s)
+        return Scores(logprobs_T=logprobs_of(tokens, self.version, temperature), version=self.version)
+
+    async def statistics(self) -> EngineStatistics:
+        await self._begin("statistics")
+        self._close_interval()
+        intervals, self._intervals = tuple(self._intervals), []
+        return EngineStatistics(
+            replica=self.name,
+            version=self.version,
+            running=len(self._live),
+            waiting=self._waiting,
+            capacity=self._rates.capacity,
+            prompt_tokens=self._counts["prompt"],
+            cached_tokens=self._counts["cached"],
+            recomputed_tokens=self._counts["recomputed"],
+            generated_tokens=self._counts["generated"],
+            kv_used_tokens=sum(len(tokens) for tokens, _ in self._cached),
+            kv_capacity_tokens=self._rates.cached_sequences * self._rates.max_model_len,
+            intervals=intervals,
+        )
+
+    # --- weights ------------------------------------------------------------------------------------
+
+    async def stage(self, publication: Publication) -> None:
+        await self._begin("stage")
+        if publication.version not in (self.version, self._staged):
+            await self._sleep(self._rates.stage_s)
+            self._staged = publication.version
+        self._end("stage")
+
+    async def pause(self, in_flight: InFlight) -> Pause:
+        await self._begin("pause")
+        if self._paused is None:
+            self._close_interval()
+            met = len(self._live)
+            self._pausing = in_flight
+            for request in self._live:
+                request.aborted = in_flight is InFlight.ABORT
+            self._notify()
+            while in_flight is not InFlight.HOLD and self._live:
+                await self._changed()
+            kind = {InFlight.HOLD: "held", InFlight.FINISH: "finished", InFlight.ABORT: "aborted"}[in_flight]
+            self._paused = Pause(**{kind: met})
+        self._end("pause")
+        return self._paused
+
+    async def commit(self, version: Version, cache: CachePolicy) -> Version:
+        await self._begin("commit")
+        if version != self.version or self._stale:
+            if self._paused is None:
+                raise EngineError(f"{self.name}: commit needs a paused engine")
+            if version != self._staged:
+                raise EngineError(f"{self.name}: version {version.number} is not staged")
+            await self._sleep(self._rates.commit_s)
+            self.version, self._staged, self._stale = version, None, False
+            self._cached.clear()
+            for request in self._live:
+                request.recompute = cache is CachePolicy.RECOMPUTE
+        self._end("commit")
+        return self.version
+
+    async def resume(self) -> None:
+        await self._begin("resume")
+        self._close_interval()
+        self._pausing = self._paused = None
+        self._notify()
+        self._end("resume")
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    async def _serve(self, tokens: Ints, sampling: Sampling, session: Session, arrived: float) -> Completion:
+        self._close_interval()
+        room = min(sampling.max_tokens, self._rates.max_model_len - len(tokens))
+        reply, finish = _cut(self._policy(tokens, session, self.version), sampling.stop_tokens, room)
+        request = _Request(
+            tokens=tokens,
+            reply=reply,
+            version=self.version.number,
+            spent_s={"queue_s": clock.now() - arrived},
+        )
+        cached = self._lookup(tokens)
+        self._counts["prompt"] += len(tokens)
+        self._counts["cached"] += cached
+        self._live.append(request)
+        try:
+            await self._spend(request, "prefill_s", (len(tokens) - cached) / self._rates.prefill_tokens_per_s)
+            while len(request.versions) < len(reply) and not request.aborted:
+                await self._decode(request, sampling.temperature)
+        finally:
+            self._close_interval()
+            self._live.remove(request)
+            self._remember(request.sequence)
+        return Completion(
+            tokens_T=np.array(reply[: len(request.versions)], dtype=np.int32),
+            logprobs_T=np.array(request.logprobs, dtype=np.float32),
+            versions_T=np.array(request.versions, dtype=np.int32),
+            finish="abort" if request.aborted else finish,
+            cached_tokens=cached,
+            replica=self.name,
+            **request.spent_s,
+        )
+
+    async def _decode(self, request: _Request, temperature: float) -> None:
+        """Decode until the reply or a pause ends it; the tokens made meanwhile are of the current version."""
+        started, version = clock.now(), self.version
+        wanted = len(request.reply) - len(request.versions)
+        if request.recompute:
+            request.recompute = False
+            self._counts["recomputed"] += len(request.sequence)
+            await self._spend(request, "recompute_s", len(request.sequence) / self._rates.prefill_tokens_per_s)
+            return
+        await self._spend(request, "decode_s", wanted * self._rates.decode_token_s, once=True)
+        made = min(wanted, int((clock.now() - started) / self._rates.decode_token_s + 1e-6))
+        request.versions += [version.number] * made
+        request.logprobs += logprobs_of(request.sequence, version, temperature)[-made:].tolist() if made else []
+        self._counts["generated"] += made
+        if not request.aborted:
+            await self._held(request)
+
+    async def _spend(self, request: _Request, phase: str, duration_s: float, *, once: bool = False) -> None:
+        """Let `duration_s` of serving pass; pauses stretch it, or end it when `once`. An abort always ends it."""
+        while duration_s > 0 and not request.aborted:
+            started = clock.now()
+            try:
+                async with clock.timeout(duration_s):
+                    while self._pausing in (None, InFlight.FINISH) and not request.aborted:
+                        await self._changed()
+            except TimeoutError:
+                pass
+            spent = clock.now() - started
+            duration_s -= spent
+            request.spent_s[phase] = request.spent_s.get(phase, 0.0) + spent
+            if once or duration_s <= 1e-9:
+                return
+            await self._held(request)
+
+    async def _held(self, request: _Request) -> None:
+        started = clock.now()
+        while self._pausing is InFlight.HOLD and not request.aborted:
+            await self._changed()
+        request.spent_s["paused_s"] = request.spent_s.get("paused_s", 0.0) + clock.now() - started
+
+    async def _serving(self) -> None:
+        while self._pausing is not None:
+            await self._changed()
+
+    async def _begin(self, call: Call) -> None:
+        if call in self._hanging:
+            self._hanging.discard(call)
+            await asyncio.Event().wait()
+        self._alive()
+
+    def _end(self, call: Call) -> None:
+        self._alive()
+        if call in self._unacknowledged:
+            self._unacknowledged.discard(call)
+            raise EngineError(f"{self.name}: the connection broke before the answer to {call}")
+
+    def _alive(self) -> None:
+        if self._dead is not None:
+            raise EngineError(f"{self.name} is dead: {self._dead}")
+
+    async def _changed(self) -> None:
+        """Wait for the next pause, resume, end of a request, or crash."""
+        await self._change.wait()
+        self._alive()
+
+    async def _sleep(self, delay_s: float) -> None:
+        """Sleep, but fail at once when the replica dies meanwhile."""
+        end = clock.now() + delay_s
+        while (left := end - clock.now()) > 1e-9:
+            try:
+                async with clock.timeout(left):
+                    await self._changed()
+            except TimeoutError:
+                return
+
+    def _notify(self) -> None:
+        """Wake everyone who waits for a change, once."""
+        self._change.set()
+        self._change = asyncio.Event()
+
+    def _lookup(self, tokens: Ints) -> int:
+        # a sibling that is being prefilled counts: its prompt is computed once
+        seen = [*self._cached, *((r.tokens, r.version) for r in self._live)]
+        current = self.version.number
+        return max((_common(known, tokens) for known, version in seen if version == current), default=0)
+
+    def _remember(self, tokens: Ints) -> None:
+        self._cached.append((tokens, self.version.number))
+        del self._cached[: -self._rates.cached_sequences]
+
+    def _check(self, tokens: Ints) -> None:
+        if not 1 <= len(tokens) < self._rates.max_model_len:
+            raise EngineError(f"{self.name}: token_ids: {len(tokens)} tokens do not fit")
+
+    def _close_interval(self) -> None:
+        """Account the time since the last change of state to the state it was in."""
+        now = clock.now()
+        if now > self._since:
+            state = DeviceState.DECODE if self._live else DeviceState.IDLE
+            state = DeviceState.PUBLISH_PAUSE if self._paused is not None else state
+            self._intervals.append(DeviceInterval(state=state, start=self._since, end=now))
+        self._since = now
+
+
+def _cut(reply: Sequence[int], stops: Sequence[int], room: int) -> tuple[Sequence[int], Literal["stop", "length"]]:
+    """The reply up to its first stop token or the end of the room."""
+    for index, token in enumerate(reply[:room]):
+        if token in stops:
+            return reply[: index + 1], "stop"
+    return reply[:room], "length" if len(reply) >= room else "stop"
+
+
+def _common(seen: Ints, tokens: Ints) -> int:
+    """Common beginning, leaving at least the last token to compute."""
+    length = min(len(seen), len(tokens) - 1)
+    different = np.flatnonzero(seen[:length] != tokens[:length])
+    return int(different[0]) if len(different) else length

@@ -1,0 +1,216 @@
+"""An in-memory sandbox backend on the virtual clock, for the simulator and for tests.
+
+    prepare ─► Snapshot (an id; files live in the backend) ─► fork ─► run: a few commands over a dict of files
+
+Law: deterministic; time passes only through `muster.clock`, chance only through the generator passed in. It keeps
+the sandbox contract as far as a dict can. Knows echo, cat, ls, pwd, cd, mkdir, touch, rm, mv, cp, test, sleep,
+true, false, export, NAME=value, exit, bash FILE, and `destroy`, with which a simulated model ends its sandbox.
+Syntax: words with quotes and $NAME, `;`, newline, `&&`, `||`, `>` and `>>`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from muster import clock
+from muster.errors import SandboxError, SandboxLost, SandboxStartError
+from muster.sandbox.port import Counters, Mount, Result, Snapshot
+from muster.sim.fake_shell import Destroyed, Ended, Files, Interpreter, Shell
+from muster.types import ImageSpec, Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeTiming:
+    """Seconds that each call takes."""
+
+    prepare_s: float = 0.001
+    fork_s: float = 0.01
+    command_s: float = 0.001
+    snapshot_s: float = 0.005
+    close_s: float = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeFaults:
+    """Probability of each fault: per fork, and per command."""
+
+    start_failure: float = 0.0
+    loss: float = 0.0  # the sandbox vanishes from outside in mid-command
+    hang: float = 0.0  # the command takes until its time-out
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    files: Files
+    shell: Shell
+
+
+class FakeBackend:
+    """Implements `sandbox.port.SandboxBackend`.
+
+    Example: `backend = FakeBackend(FakeTiming(), FakeFaults(loss=0.01), np.random.default_rng(7))`
+    """
+
+    def __init__(
+        self,
+        timing: FakeTiming | None = None,
+        faults: FakeFaults | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        self.timing = timing or FakeTiming()
+        self.faults = faults or FakeFaults()
+        self._rng = rng if rng is not None else np.random.default_rng(0)
+        self._states: dict[str, _State] = {}
+        self._live: dict[str, FakeSandbox] = {}
+        self._numbers = itertools.count()
+        self.injected: Counter[str] = Counter()
+
+    async def prepare(self, image: ImageSpec) -> Snapshot:
+        await clock.sleep(self.timing.prepare_s)
+        workdir = image.workdir or "/app"
+        id = f"image-{image.dockerfile}-{workdir}-{sorted(image.env.items())}"
+        files = Files(directories={"/", "/app", "/tmp", "/root", workdir})
+        self._states.setdefault(id, _State(files, Shell(cwd=workdir, variables=dict(image.env))))
+        return Snapshot(id=id, workdir=workdir, env=dict(image.env))
+
+    async def fork(
+        self, snapshot: Snapshot, *, limits: Limits, label: str, mounts: tuple[Mount, ...] = ()
+    ) -> FakeSandbox:
+        await clock.sleep(self.timing.fork_s)
+        if self.happens("start_failure", self.faults.start_failure):
+            raise SandboxStartError(f"{label}: injected")
+        state = self._states[snapshot.id]
+        files = state.files.copy()
+        for mount in mounts:
+            files.add_host(mount.source, mount.target)
+        # as in the real one: without shell state, only the environment is left
+        shell = (
+            state.shell.copy() if snapshot.shell_state else Shell(cwd=snapshot.workdir, variables=dict(snapshot.env))
+        )
+        sandbox = FakeSandbox(self, f"{label}#{next(self._numbers)}", snapshot, files, shell)
+        self._live[sandbox.id] = sandbox
+        return sandbox
+
+    async def discard(self, snapshot: Snapshot) -> None:
+        if not snapshot.id.startswith("image-"):
+            self._states.pop(snapshot.id, None)
+
+    async def close(self) -> None:
+        for sandbox in list(self._live.values()):
+            await sandbox.close()
+
+    @property
+    def live(self) -> int:
+        return len(self._live)
+
+    @property
+    def snapshots(self) -> int:
+        """States held, images included."""
+        return len(self._states)
+
+    def file(self, snapshot: Snapshot, path: str) -> bytes | None:
+        """Content of a file in a frozen state; None if there is none. A fake verifier grades by it."""
+        return self._states[snapshot.id].files.content.get(path)
+
+    def happens(self, fault: str, probability: float) -> bool:
+        if probability > 0 and float(self._rng.random()) < probability:
+            self.injected[fault] += 1
+            return True
+        return False
+
+    def freeze(self, files: Files, shell: Shell, origin: Snapshot) -> Snapshot:
+        id = f"snapshot-{next(self._numbers)}"
+        self._states[id] = _State(files.copy(), shell.copy())
+        return replace(origin, id=id, shell_state="kept")
+
+    def forget(self, sandbox: FakeSandbox) -> None:
+        del self._live[sandbox.id]
+
+
+class FakeSandbox:
+    """Implements `sandbox.port.Sandbox`."""
+
+    def __init__(self, backend: FakeBackend, id: str, origin: Snapshot, files: Files, shell: Shell) -> None:
+        self.id = id
+        self._backend = backend
+        self._origin = origin
+        self._files = files
+        self._shell = shell
+        self._lost: SandboxLost | None = None
+        self._closed = False
+        self._busy_s = 0.0
+
+    async def run(self, command: str, timeout_s: float) -> Result:
+        self._require_live()
+        started = clock.now()
+        if self._backend.happens("loss", self._backend.faults.loss):
+            await clock.sleep(self._backend.timing.command_s)
+            raise self._lose("vanished", by_agent=False)
+        if self._backend.happens("hang", self._backend.faults.hang):
+            await clock.sleep(timeout_s)
+            return Result(output="", exit_code=None, duration_s=timeout_s, timed_out=True)
+        interpreter = Interpreter(self._files, self._shell)
+        exit_code: int | None = None
+        timed_out = restarted = False
+        try:
+            async with clock.timeout(timeout_s):
+                await clock.sleep(self._backend.timing.command_s)
+                exit_code = await interpreter.run(command)
+        except TimeoutError:
+            timed_out = True
+        except Ended as ended:
+            exit_code, restarted = ended.code, True
+            self._shell = Shell(cwd=self._origin.workdir, variables=dict(self._origin.env))
+        except Destroyed:
+            raise self._lose("destroyed", by_agent=True) from None
+        duration_s = clock.now() - started
+        self._busy_s += duration_s
+        return Result(
+            output=interpreter.output,
+            exit_code=exit_code,
+            duration_s=duration_s,
+            timed_out=timed_out,
+            shell_restarted=restarted,
+        )
+
+    async def read(self, path: str) -> bytes:
+        self._require_live()
+        return self._files.read(path)
+
+    async def write(self, path: str, data: bytes) -> None:
+        self._require_live()
+        self._files.write(path, data)
+
+    async def snapshot(self) -> Snapshot:
+        self._require_live()
+        await clock.sleep(self._backend.timing.snapshot_s)
+        self._origin = self._backend.freeze(self._files, self._shell, self._origin)
+        return self._origin
+
+    async def alive(self) -> bool:
+        return self._lost is None and not self._closed
+
+    async def close(self) -> Counters:
+        if not self._closed:
+            self._closed = True
+            self._backend.forget(self)
+            await clock.sleep(self._backend.timing.close_s)
+        return Counters(cpu_s=self._busy_s, disk_bytes=self._files.size_bytes)
+
+    def lose(self) -> None:
+        """A test or the simulator kills it from outside."""
+        self._lose("killed from outside", by_agent=False)
+
+    def _lose(self, message: str, *, by_agent: bool) -> SandboxLost:
+        self._lost = SandboxLost(f"{self.id}: {message}", by_agent=by_agent, evidence={"injected": not by_agent})
+        return self._lost
+
+    def _require_live(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if self._closed:
+            raise SandboxError(f"{self.id} is closed")

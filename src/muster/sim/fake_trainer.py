@@ -1,0 +1,151 @@
+"""A trainer on the virtual clock, for the simulator and for tests.
+
+Law: only the arithmetic is fake. It takes time, counts updates, refuses what the real one refuses, and its weights are
+a number: the digest of all updates so far. The same batches in the same order give the same digests.
+
+    step(batch) ─ step_s + token_s x tokens ─► weights' = hash(weights, rewards)     (same weights without gradient)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from muster import clock
+from muster.errors import ModelError, TrainerError
+from muster.trainer.advantage import AdvantageConfig, batch_advantages
+from muster.trainer.port import StepResult
+from muster.types import Batch, Floats, Ints, Publication, Trajectory, Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeTrainerConfig:
+    """How long things take, how fast the policy drifts, and which batch breaks the trainer."""
+
+    step_s: float = 5.0
+    token_s: float = 0.0  # per sampled token
+    export_s: float = 0.2
+    score_s: float = 0.05
+    checkpoint_s: float = 0.5
+    size_bytes: int = 270_000_000
+    drift_m2: float = 1e-4  # mean squared log-ratio between consecutive versions
+    fails_at: int | None = None  # batch step that raises
+
+
+class FakeTrainer:
+    """Implements `trainer.port.Trainer`. Calls are answered one after the other, as the real one's process does."""
+
+    def __init__(self, config: FakeTrainerConfig | None = None, advantage: AdvantageConfig | None = None) -> None:
+        self._config = config or FakeTrainerConfig()
+        self._advantage = advantage or AdvantageConfig()
+        self._weights = hashlib.sha256(b"initial").hexdigest()
+        self._version = 0
+        self._updates = 0
+        self._busy_until = 0.0
+        self._closed = False
+        self.batches: list[Batch] = []
+
+    async def step(self, batch: Batch) -> StepResult:
+        config = self._config
+        tokens = sum(member.sampled_tokens for group in batch.groups for member in group.members)
+        began = clock.now()
+        await self._spend(config.step_s + config.token_s * tokens)
+        if batch.step == config.fails_at:
+            raise TrainerError(f"injected fault at step {batch.step}")
+        advantages = batch_advantages(batch, self._advantage)
+        self.batches.append(batch)
+        moves = any(advantages.values())
+        if moves:
+            told = json.dumps([self._weights, sorted(advantages.items())])
+            self._weights = hashlib.sha256(told.encode()).hexdigest()
+            self._updates += 1
+        members = [m for group in batch.groups for m in group.members if advantages[m.id] != 0]
+        divergence = {member.id: self._divergence(member) for member in members}
+        return StepResult(
+            step=batch.step,
+            duration_s=clock.now() - began,
+            metrics=self._metrics(divergence, tokens, moves=moves),
+            divergence=divergence,
+        )
+
+    async def export(self, number: int) -> Publication:
+        await self._spend(self._config.export_s)
+        self._version = number
+        return Publication(
+            version=Version(number=number, digest=self._weights),
+            transport="memory",
+            location=f"fake://{number}",
+            size_bytes=self._config.size_bytes,
+            dtype="bfloat16",
+        )
+
+    async def score(self, sequences: Sequence[Ints], *, temperature: float) -> list[Floats]:
+        """A log-probability that depends on the weights and on the past, and on nothing else."""
+        await self._spend(self._config.score_s)
+        return [_pretend(tokens, self._weights, temperature) for tokens in sequences]
+
+    async def save(self, directory: Path) -> None:
+        await self._spend(self._config.checkpoint_s)
+        directory.mkdir(parents=True, exist_ok=True)
+        part = directory / "fake.json.part"
+        part.write_text(json.dumps([self._weights, self._version, self._updates]))
+        part.rename(directory / "fake.json")
+
+    async def restore(self, directory: Path) -> None:
+        await self._spend(self._config.checkpoint_s)
+        try:
+            self._weights, self._version, self._updates = json.loads((directory / "fake.json").read_text())
+        except FileNotFoundError:
+            raise ModelError(f"{directory}: not a checkpoint of a trainer") from None
+
+    async def close(self) -> None:
+        self._closed = True
+
+    async def _spend(self, duration_s: float) -> None:
+        """Wait for one's turn, then for as long as it takes. A cancelled caller's work is done all the same."""
+        if self._closed:
+            raise TrainerError("the trainer was closed")
+        self._busy_until = max(self._busy_until, clock.now()) + duration_s
+        await clock.sleep(self._busy_until - clock.now())
+
+    def _divergence(self, member: Trajectory) -> float:
+        """Root-mean-square log-ratios add up over versions; k3 is about half of their square."""
+        lag = self._version - (member.oldest_version or 0)
+        return 0.5 * self._config.drift_m2 * max(0, lag) ** 2
+
+    def _metrics(self, divergence: Mapping[str, float], tokens: int, *, moves: bool) -> dict[str, float]:
+        k3 = float(np.mean(list(divergence.values()))) if divergence else 0.0
+        return {
+            "loss": 0.0,
+            "grad_norm": 1.0 if moves else 0.0,
+            "lr": 1e-5,
+            "k1": k3,
+            "k3": k3,
+            "m2": 2 * k3,
+            "ess": 1.0,
+            "clip_fraction": 0.0,
+            "dropped_fraction": 0.0,
+            "mean_abs_logprob_difference": (2 * k3) ** 0.5,
+            "trained_tokens": float(tokens if moves else 0),
+            "forward_tokens": float(tokens),
+            "forward_s": self._config.step_s / 3,
+            "optimizer_s": 0.0,
+            "updates": float(moves),
+            "drift_m2": self._config.drift_m2 if moves else 0.0,
+            "drift_k3": self._config.drift_m2 / 2 if moves else 0.0,
+        }
+
+
+def _pretend(tokens: Ints, weights: str, temperature: float) -> Floats:
+    logprobs_T = np.zeros(len(tokens), dtype=np.float32)
+    state = hashlib.sha256(f"{weights}|{temperature}".encode())
+    for index, token in enumerate(tokens):
+        state.update(int(token).to_bytes(4, "little", signed=True))
+        if index:
+            logprobs_T[index] = -5.0 * int.from_bytes(state.copy().digest()[:4], "little") / 2**32
+    return logprobs_T

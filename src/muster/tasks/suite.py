@@ -1,0 +1,67 @@
+"""The suites of a run: where its training and held-out tasks come from.
+
+    paths given ─► load them        none given ─► generate the starter suite into the run's directory, then load
+
+Law: what is held out is never trained on; a task that stands in both suites is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from muster.errors import TaskError
+from muster.tasks.harbor import load_directory
+from muster.tasks.starter.generate import Split, generate
+from muster.types import Task
+
+
+class SuiteConfig(BaseModel):
+    """Which tasks to train and to evaluate on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train: Path | None = Field(None, description="directory of Harbor tasks; none: generate the starter suite")
+    heldout: Path | None = Field(None, description="directory of held-out tasks; none: generate, or no evaluation")
+    per_family: int = Field(24, ge=1, description="starter suite: training instances of each family")
+    heldout_per_family: int = Field(8, ge=1, description="starter suite: held-out instances of each family")
+    families: tuple[str, ...] | None = Field(None, description="starter suite: families to generate; none: all")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suites:
+    """Loaded tasks. `digest` identifies both sets, contents included."""
+
+    train: tuple[Task, ...]
+    heldout: tuple[Task, ...]
+    digest: str
+
+
+def load_suites(config: SuiteConfig, directory: Path, *, seed: int) -> Suites:
+    """Load, generating what is not given under `directory`. Raises `TaskError` for broken or overlapping suites."""
+    train = config.train or _generated(config, directory / "train", seed, "train")
+    heldout = config.heldout or (None if config.train else _generated(config, directory / "heldout", seed, "heldout"))
+    train_tasks = load_directory(train, strict=True).tasks
+    heldout_tasks = load_directory(heldout, strict=True).tasks if heldout else ()
+    shared = {t.digest for t in train_tasks} & {t.digest for t in heldout_tasks}
+    if shared:
+        names = [t.id for t in heldout_tasks if t.digest in shared]
+        raise TaskError(f"{heldout}: held-out tasks that are also trained on: {', '.join(names[:5])}")
+    return Suites(
+        train=tuple(train_tasks), heldout=tuple(heldout_tasks), digest=_digest([*train_tasks, *heldout_tasks])
+    )
+
+
+def _generated(config: SuiteConfig, out: Path, seed: int, split: Split) -> Path:
+    if not out.is_dir():
+        count = config.per_family if split == "train" else config.heldout_per_family
+        generate(out, seed=seed, per_family=count, split=split, families=config.families)
+    return out
+
+
+def _digest(tasks: Sequence[Task]) -> str:
+    return hashlib.sha256("".join(t.id + t.digest for t in tasks).encode()).hexdigest()

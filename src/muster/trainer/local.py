@@ -1,0 +1,130 @@
+"""The trainer, in this process: a batch in, one step done, weights out.
+
+Law: decisions about a token's gradient are pure and live elsewhere (`advantage`, `packing`, `policy`); this file puts
+them in order around the weights and keeps count of versions.
+
+    Batch ─advantage─► items ─Step─► StepResult            version: of the weights before the step
+    weights ─serving dtype─► digest ─► exporter ─► Publication
+
+`ProcessTrainer` runs it behind the asynchronous port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from muster import clock
+from muster.model.weights import digest
+from muster.trainer import checkpoint
+from muster.trainer.advantage import batch_advantages
+from muster.trainer.config import TrainerConfig
+from muster.trainer.learner import DTYPES, Learner
+from muster.trainer.packing import Item, plan, sequences
+from muster.trainer.port import Exporter, StepResult
+from muster.trainer.step import Step, scatter
+from muster.types import Batch, Floats, Ints, Publication, Segment
+
+
+class LocalTrainer:
+    """Synchronous core behind the `Trainer` port.
+
+    Example: `LocalTrainer(TrainerConfig(), model=folder, temperature=0.7, exporter=exporter).step(batch)`
+    """
+
+    def __init__(self, config: TrainerConfig, *, model: Path, temperature: float, exporter: Exporter) -> None:
+        """model: a Hugging Face folder; its weights are version 0. temperature: of the policy that samples."""
+        self.learner = Learner(config, model)
+        self.version = 0  # of the weights last published; a token of this version is fresh until the next step
+        self._stepped = False  # the weights have moved since they were published
+        self._config = config
+        self._temperature = temperature
+        self._exporter = exporter
+        self._rng = np.random.default_rng(config.seed)
+
+    def step(self, batch: Batch) -> StepResult:
+        """Raises `TrainerError` when a gradient is not finite; weights and optimiser are then as before it."""
+        started = clock.now()
+        advantages = batch_advantages(batch, self._config.advantage)
+        items = sequences(batch, advantages)
+        step = Step(self.learner, items, version=self._current_version, temperature=self._temperature)
+        step.run(self._rng)
+        metrics = step.metrics()
+        self._stepped = self._stepped or metrics["updates"] > 0
+        ids = [member.id for group in batch.groups for member in group.members]
+        return StepResult(
+            step=batch.step,
+            duration_s=clock.now() - started,
+            metrics=metrics,
+            divergence={ids[index]: k3 for index, k3 in step.tally.divergence().items()},
+        )
+
+    def export(self, number: int) -> Publication:
+        """Publish the present weights as version `number`, in the serving dtype."""
+        dtype = DTYPES[self._config.serving_dtype]
+        state = {name: master.detach().to("cpu", dtype).contiguous() for name, master in self.learner.masters.items()}
+        bits = torch.uint16 if dtype == torch.bfloat16 else dtype
+        publication = self._exporter.export(
+            {name: tensor.view(bits).numpy() for name, tensor in state.items()},
+            number=number,
+            digest=digest(state),
+            dtype=self._config.serving_dtype,
+        )
+        self.version, self._stepped = number, False
+        return publication
+
+    @torch.no_grad()
+    def score(self, sequences: Sequence[Ints], *, temperature: float, serving: bool = False) -> list[Floats]:
+        """Log-probability of each token given those before it, 0 for the first.
+
+        In the precision of training, or with `serving` in that of the engines. What sequences share is computed once.
+        """
+        learner, compute = self.learner, self.learner.compute
+        if serving and self._config.serving_dtype != self._config.dtype:
+            compute = learner.copy(self._config.serving_dtype)
+        scores = [np.zeros(len(tokens), dtype=np.float32) for tokens in sequences]
+        items = [_to_score(index, tokens) for index, tokens in enumerate(sequences) if len(tokens) > 1]
+        for row in plan(items, self._config.max_tokens_per_row):
+            scatter(scores, row, learner.logprobs(compute, row, temperature).numpy(force=True))
+        return scores
+
+    def save(self, directory: Path) -> None:
+        """Checkpoint, whole or not at all; replaces an older one at `directory`."""
+        learner = self.learner
+        counters = checkpoint.Counters(
+            updates=learner.updates,
+            version=self.version,
+            stepped=self._stepped,
+            random=dict(self._rng.bit_generator.state),
+            fingerprint=self._config.model_dump(mode="json"),
+        )
+        checkpoint.save(directory, learner.model_config, learner.masters, learner.optimizer, counters)
+
+    def restore(self, directory: Path) -> None:
+        """Raises `ModelError` when `directory` holds no checkpoint of this model."""
+        learner = self.learner
+        counters = checkpoint.restore(directory, learner.model_config, learner.masters, learner.optimizer)
+        learner.updates = counters.updates
+        learner.compute.refresh()
+        self.version, self._stepped = counters.version, counters.stepped
+        self._rng.bit_generator.state = counters.random
+
+    @property
+    def _current_version(self) -> int:
+        """The version whose tokens come from exactly these weights; one that nobody sampled if they have moved."""
+        return self.version + 1 if self._stepped else self.version
+
+
+def _to_score(index: int, tokens: Ints) -> Item:
+    """A sequence of which every token but the first is asked for."""
+    asked_T = np.arange(len(tokens)) > 0
+    data = Segment(
+        tokens_T=np.asarray(tokens, dtype=np.int32),
+        sampled_T=asked_T,
+        logprobs_T=np.zeros(len(tokens), dtype=np.float32),
+        versions_T=np.where(asked_T, 0, -1).astype(np.int32),
+    )
+    return Item(trajectory=index, segment=index, ordinal=0, group=0, advantage=0.0, data=data)

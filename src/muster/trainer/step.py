@@ -1,0 +1,159 @@
+"""One training step: a batch's sequences, in one or more updates.
+
+Law: the proximal policy is the trainer's at the start of the step. With a single update that is the current one, so
+one forward pass serves loss, correction and measurement; with several, a pass before the first records it. An update
+is taken only when some token has a gradient: momentum alone must not move the weights.
+
+    items ─► [log pi of everything] ─► per update: plan ─► rows ─► row_loss ─► backward ─► divide, clip, AdamW
+          ─► a sample scored again under the new weights: drift
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from muster import clock
+from muster.trainer.correction import NO_DIVERGENCE, diagnose
+from muster.trainer.learner import Learner, Update
+from muster.trainer.loss import denominator
+from muster.trainer.packing import Item, Row, plan
+from muster.trainer.policy import Tally, row_loss
+from muster.trainer.weights import Compute
+from muster.types import Floats
+
+
+class Step:
+    """Runs updates and remembers what they did. `items` are all sequences of the batch, by segment index."""
+
+    def __init__(self, learner: Learner, items: Sequence[Item], *, version: int, temperature: float) -> None:
+        self.tally = Tally(version=version)
+        self._learner = learner
+        self._config = learner.config
+        self._temperature = temperature
+        self._items = items
+        self._start = [np.zeros(len(item.data), dtype=np.float32) for item in items]  # log pi at the start
+        self._loss_sum = self._denominator = 0.0
+        self._updates: list[Update] = []
+        self._seconds = dict.fromkeys(("forward_s", "backward_s", "optimizer_s", "drift_s"), 0.0)
+        self._drift = NO_DIVERGENCE
+
+    def run(self, rng: np.random.Generator) -> None:
+        """Train on every item, in `updates_per_batch` updates over whole groups; then measure the drift."""
+        parts = _parts(self._items, self._config.updates_per_batch, rng)
+        recorded = len(parts) > 1
+        if recorded:
+            for row in self._rows(self._items):
+                scatter(self._start, row, self._scores(row))
+        for part in parts:
+            self._update(part, recorded=recorded)
+        if self._updates and self._config.drift_tokens:
+            self._measure_drift(rng)
+
+    def metrics(self) -> dict[str, float]:
+        packed = self.tally.metrics()
+        return {
+            "loss": self._loss_sum / self._denominator if self._denominator else 0.0,
+            "grad_norm": max((u.grad_norm for u in self._updates), default=0.0),
+            "lr": max((u.lr for u in self._updates), default=0.0),
+            "updates": float(len(self._updates)),
+            "drift_k3": self._drift.k3,
+            "drift_m2": self._drift.m2,
+            "unpacked_tokens": float(sum(len(item.data) for item in self._items)),
+            **packed,
+            **self._seconds,
+        }
+
+    def _update(self, items: Sequence[Item], *, recorded: bool) -> None:
+        trained = [item for item in items if self._has_gradient(item)]
+        skipped = [item for item in items if not self._has_gradient(item)]
+        total, moves = denominator(_tokens_by_trajectory(skipped), self._config.loss), False
+        for row in self._rows(trained):
+            added, moved = self._accumulate(row, recorded=recorded)
+            total, moves = total + added, moves or moved
+        if moves:
+            began = clock.now()
+            self._updates.append(self._learner.update(total))
+            self._seconds["optimizer_s"] += clock.now() - began
+        self._denominator += total
+
+    def _accumulate(self, row: Row, *, recorded: bool) -> tuple[float, bool]:
+        """Forward and backward pass of one row; returns its denominator and whether any token has a gradient."""
+        reference = self._learner.reference
+        reference_N = None if reference is None else self._scores(row, reference)
+        began = clock.now()
+        logprobs_N = self._learner.logprobs(self._learner.compute, row, self._temperature)
+        current_N = logprobs_N.detach().numpy(force=True)
+        self._seconds["forward_s"] += clock.now() - began
+        proximal_N = current_N
+        if recorded:
+            proximal_N = gather(self._start, row)
+        else:
+            scatter(self._start, row, current_N)
+        loss = row_loss(row, current_N, proximal_N, reference_N, self._config)
+        self.tally.add(row, loss)
+        self._loss_sum += loss.loss_sum
+        moves = bool(np.any(loss.gradient_N))
+        if moves:
+            began = clock.now()
+            self._learner.backward(logprobs_N, loss.gradient_N)
+            self._seconds["backward_s"] += clock.now() - began
+        return loss.denominator, moves
+
+    def _measure_drift(self, rng: np.random.Generator) -> None:
+        """Score a sample of the trained sequences again: how far did this step move the policy?"""
+        began = clock.now()
+        sample: list[Item] = []
+        tokens = 0
+        trained = [item for item in self._items if self._has_gradient(item)]
+        groups = sorted({item.group for item in trained})
+        for group in rng.permutation(groups):
+            for item in trained:
+                if item.group == group and tokens < self._config.drift_tokens:
+                    sample.append(item)
+                    tokens += int(item.data.sampled_T.sum())
+        moved = [self._scores(row) - gather(self._start, row) for row in self._rows(sample)]
+        self._drift = diagnose(np.concatenate(moved))
+        self._seconds["drift_s"] += clock.now() - began
+
+    def _rows(self, items: Sequence[Item]) -> list[Row]:
+        return plan(items, self._config.max_tokens_per_row)
+
+    @torch.no_grad()
+    def _scores(self, row: Row, compute: Compute | None = None) -> Floats:
+        compute = self._learner.compute if compute is None else compute
+        return self._learner.logprobs(compute, row, self._temperature).numpy(force=True)
+
+    def _has_gradient(self, item: Item) -> bool:
+        return item.advantage != 0 or self._learner.reference is not None
+
+
+def scatter(table: list[Floats], row: Row, values_N: Floats) -> None:
+    """Put a row's values where their tokens are: table[segment][offset]."""
+    for segment in np.unique(row.segment_N):
+        here = row.segment_N == segment
+        table[segment][row.offset_N[here]] = values_N[here]
+
+
+def gather(table: list[Floats], row: Row) -> Floats:
+    """The values of a row's tokens; the inverse of `scatter`."""
+    pairs = zip(row.segment_N, row.offset_N, strict=True)
+    return np.fromiter((table[segment][offset] for segment, offset in pairs), np.float32, len(row.segment_N))
+
+
+def _parts(items: Sequence[Item], count: int, rng: np.random.Generator) -> list[list[Item]]:
+    """Whole groups, shuffled when there is more than one part; every part is near the same number of groups."""
+    groups = sorted({item.group for item in items})
+    if count > 1:
+        groups = [int(group) for group in rng.permutation(groups)]
+    chosen = [set(part.tolist()) for part in np.array_split(groups, count) if len(part)]
+    return [[item for item in items if item.group in part] for part in chosen]
+
+
+def _tokens_by_trajectory(items: Sequence[Item]) -> list[int]:
+    counts: dict[int, int] = {}
+    for item in items:
+        counts[item.trajectory] = counts.get(item.trajectory, 0) + int(item.data.sampled_T.sum())
+    return list(counts.values())

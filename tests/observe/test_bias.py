@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from muster.journal import BatchRow, GroupRow, TrajectoryRow
+from muster.observe.bias import bias
+from muster.observe.record import read
+from observe.synthetic import SyntheticRun
+
+
+def test_a_batch_of_all_that_was_dispatched_has_no_bias(run: SyntheticRun) -> None:
+    ledger = bias(read(run.journal))
+    assert [c.step for c in ledger.batches] == [0, 1, 2, 3, 4, 5]
+    for comparison in ledger.batches:
+        assert comparison.ratio("mean_tokens") == comparison.ratio("solve_rate") == pytest.approx(1.0)
+
+
+def test_a_batch_that_left_the_longest_group_behind_is_seen_to_be_short(run: SyntheticRun) -> None:
+    batch = run.journal.rows(BatchRow)[0]
+    middle = batch.groups[1]
+    for row in run.journal.rows(TrajectoryRow, "group_id = ?", middle):
+        run.journal.record(replace(row, sampled_tokens=1000))
+    group = run.journal.rows(GroupRow, "id = ?", middle)[0]
+    run.journal.record(
+        replace(group, state="dropped", drop_reason="too_stale", step=None),
+        replace(
+            batch,
+            groups=[g for g in batch.groups if g != middle],
+            members=[m for m in batch.members if not m.startswith(middle)],
+        ),
+    )
+    ledger = bias(read(run.journal))
+    ratio = ledger.batches[0].ratio("mean_tokens")
+    assert ratio is not None
+    assert ratio < 0.1
+    assert ledger.inclusion[-1] < 1.0
+    assert ledger.discarded_tokens >= 4000
+    assert ledger.discarded_groups["too_stale"] == 2
+
+
+def test_inclusion_covers_ten_deciles_and_averages_to_the_share_trained(run: SyntheticRun) -> None:
+    ledger = bias(read(run.journal))
+    assert len(ledger.inclusion) == 10
+    assert sum(ledger.inclusion) / 10 == pytest.approx(72 / 76, abs=0.02)
+
+
+def test_nothing_trained_has_no_ratio(killed: SyntheticRun) -> None:
+    rows = replace(read(killed.journal), batches=())
+    ledger = bias(rows)
+    assert ledger.run.chosen.count == 0
+    assert ledger.run.ratio("mean_tokens") is None

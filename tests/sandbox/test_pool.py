@@ -1,0 +1,137 @@
+"""The pool over the fake backend, on the virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from muster import clock
+from muster.errors import SandboxStartError
+from muster.sandbox.config import SandboxConfig
+from muster.sandbox.pool import Lane, Pool, Wanted
+from muster.sandbox.port import Snapshot
+from muster.sim.fake_sandbox import FakeBackend, FakeFaults, FakeTiming
+from muster.types import ImageSpec, Limits
+
+Body = Callable[[Pool, FakeBackend, Snapshot], Awaitable[None]]
+LIMITS = Limits()
+FORK_S = 1.0
+
+
+def on_pool(
+    body: Body, *, slots: int = 2, warm: int = 0, verifier_slots: int = 1, faults: FakeFaults | None = None
+) -> None:
+    async def main() -> None:
+        backend = FakeBackend(FakeTiming(prepare_s=0, fork_s=FORK_S, close_s=0.1), faults)
+        pool = Pool(backend, SandboxConfig(slots=slots, warm=warm, verifier_slots=verifier_slots))
+        await body(pool, backend, await backend.prepare(ImageSpec()))
+        await pool.close()
+        assert backend.live == 0
+        agent = pool.statistics().agent
+        assert (agent.live, agent.warm, agent.waiting, agent.closing) == (0, 0, 0, 0)
+
+    clock.run_virtual(main())
+
+
+def test_a_lease_says_how_long_it_waited_for_a_slot_and_for_its_fork() -> None:
+    async def body(pool: Pool, backend: FakeBackend, image: Snapshot) -> None:
+        async def use(label: str) -> tuple[float, float]:
+            async with pool.lease(image, LIMITS, label) as lease:
+                await clock.sleep(10)
+                return lease.queued_s, lease.start_s
+
+        waits = await asyncio.gather(use("one"), use("two"), use("three"))
+        assert waits == [(0, FORK_S), (0, FORK_S), (pytest.approx(11.1), pytest.approx(FORK_S))]
+
+    on_pool(body)
+
+
+def test_slots_are_given_first_come_first_served() -> None:
+    async def body(pool: Pool, backend: FakeBackend, image: Snapshot) -> None:
+        order: list[int] = []
+
+        async def use(number: int) -> None:
+            async with pool.lease(image, LIMITS, str(number)):
+                order.append(number)
+                await clock.sleep(1)
+
+        await asyncio.gather(*(use(number) for number in range(6)))
+        assert order == list(range(6))
+
+    on_pool(body, slots=1)
+
+
+def test_a_prefetched_fork_starts_at_once() -> None:
+    async def body(pool: Pool, backend: FakeBackend, image: Snapshot) -> None:
+        pool.prefetch([Wanted(snapshot=image, limits=LIMITS)])
+        await clock.sleep(5)
+        assert pool.statistics().agent.warm == 1
+        async with pool.lease(image, LIMITS, "one") as lease:
+            assert lease.warm
+            assert (lease.queued_s, lease.start_s) == (0, 0)
+        async with pool.lease(image, LIMITS, "two") as lease:
+            assert not lease.warm
+        assert pool.statistics().warm_hits == 1
+
+    on_pool(body, warm=2)
+
+
+def test_a_warm_fork_that_died_is_replaced_on_hand_over() -> None:
+    async def body(pool: Pool, backend: FakeBackend, image: Snapshot) -> None:
+        pool.prefetch([Wanted(snapshot=image, limits=LIMITS)])
+        await clock.sleep(5)
+        for sandbox in backend._live.values():  # pyright: ignore
+            sandbox.lose()
+        async with pool.lease(image, LIMITS, "one") as lease:
+            assert not lease.warm
+            assert (await lease.sandbox.run("echo hello", 1)).output == "hello\n"
+        assert pool.statistics().warm_deaths == 1
+
+    on_pool(body, warm=1)
+
+
+def test_verification_does_not_wait_behind_agents() -> None:
+    async def body(pool: Pool, backend: FakeBackend, image: Snapshot) -> None:
+        async with (
+            pool.lease(image, LIMITS, "agent"),
+            pool.lease(image, LIMITS, "verifier", lane=Lane.VERIFIER) as lease,
+        ):
+            assert lease.queued_s == 0
+
+    on_pool(body, slots=1)
+
+
+def test_one_who_gives_up_waiting_costs_no_slot() -> None:
+    async def body(pool: Pool, backend: FakeBackend, image: Snapshot) -> None:
+        async def use(hold_s: float) -> None:
+            async with pool.lease(image, LIMITS, "x"):
+                await clock.sleep(hold_s)
+
+        first = asyncio.ensure_future(use(10))
+        await clock.sleep(2)
+        second = asyncio.ensure_future(use(10))
+        booting = asyncio.ensure_future(use(10))
+        await clock.sleep(1)
+        second.cancel()
+        await first
+        await clock.sleep(0.6)  # `booting` has its slot, and its fork is under way
+        booting.cancel()
+        await asyncio.gather(second, booting, return_exceptions=True)
+        async with pool.lease(image, LIMITS, "last") as lease:
+            assert lease.queued_s == 0
+
+    on_pool(body, slots=1)
+
+
+def test_a_fork_that_fails_gives_its_slot_back() -> None:
+    async def body(pool: Pool, backend: FakeBackend, image: Snapshot) -> None:
+        pool.prefetch([Wanted(snapshot=image, limits=LIMITS)])
+        for _ in range(3):
+            with pytest.raises(SandboxStartError):
+                async with pool.lease(image, LIMITS, "x"):
+                    raise AssertionError("never started")
+        assert pool.statistics().agent.live == 0
+
+    on_pool(body, slots=1, warm=1, faults=FakeFaults(start_failure=1.0))

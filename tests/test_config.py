@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from muster.config import RunConfig, load, to_toml, validate
+from muster.errors import ConfigError
+
+
+def test_the_defaults_are_a_valid_run() -> None:
+    config = load()
+    assert config == RunConfig()
+    assert config.schedule.max_lag == 0
+
+
+def test_a_file_and_overrides_are_merged_the_override_last(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('seed = 3\n[schedule]\nslots = 8\n[agent]\naction_format = "tool_call"\n')
+    config = load(path, ["schedule.slots=16", "agent.temperature=1.0", "model=/models/x"])
+    assert (config.seed, config.schedule.slots, config.agent.action_format) == (3, 16, "tool_call")
+    assert config.model == "/models/x"
+
+
+def test_what_is_printed_is_what_is_read(tmp_path: Path) -> None:
+    config = load(None, ["schedule.max_lag=2", "trainer.loss.kind=dapo", "trainer.loss.epsilon_high=0.3"])
+    path = tmp_path / "resolved.toml"
+    path.write_text(to_toml(config))
+    assert load(path) == config
+
+
+def test_the_record_of_a_run_gives_the_same_configuration() -> None:
+    config = load(None, ["sandbox.slots=3"])
+    assert validate(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("schedule.max_lagg=1", "unknown key 'schedule.max_lagg'; did you mean 'schedule.max_lag'?"),
+        ("max_lag=1", "unknown key 'max_lag'; did you mean 'schedule.max_lag'?"),
+        ("schedule.slots=0", "schedule.slots: .*greater than or equal to 1 .*got 0"),
+        ("schedule.slots=many", "schedule.slots: .*valid integer.*got 'many'"),
+        ("trainer.loss.epsilon_high=0.3", "trainer.loss: say which kind"),
+        ("nothing", "write key=value"),
+        ("model.x=1", "model"),
+        ("trainer.serving_dtype=float32", "trainer.serving_dtype .* and engine.dtype .* differ"),
+        ("agent.max_context_tokens=100000", "raise engine.max_model_len"),
+    ],
+)
+def test_a_wrong_override_is_one_clear_line(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        load(None, [override])
+    assert "\n" not in str(error.value)
+
+
+def test_lag_without_a_correction_is_refused() -> None:
+    with pytest.raises(ConfigError, match="only with a correction"):
+        load(None, ["schedule.max_lag=1", 'trainer.correction={kind="none"}'])
+
+
+def test_a_missing_file_and_broken_toml_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[loop\nsteps = 3")
+    with pytest.raises(ConfigError, match=r"broken\.toml: not valid TOML"):
+        load(broken)
