@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from muster import clock
 from muster.engine.port import Engine
-from muster.journal import Journal
+from muster.journal import Journal, LaunchRow
 from muster.orchestrator.dispatch import Dispatcher, derived_seed
 from muster.types import Evaluation, Graded, Launch, Outcome, Task, Trajectory, Verdict
 
@@ -58,11 +58,12 @@ class Evaluator:
         """Evaluate the version that serves now; nothing may be published meanwhile."""
         started = clock.now()
         version = (await self._engine.statistics()).version
-        number = len(self._journal.evaluations())
+        # launches so far: a number that no earlier evaluation has, not even an interrupted one
+        number = self._journal.count(LaunchRow, "purpose = 'evaluate'")
         slots = asyncio.Semaphore(self._config.concurrency)
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(self._sample(task, f"e{number:03d}-{index:04d}", sample, slots))
+                group.create_task(self._sample(task, f"e{number:06d}-{index:04d}", sample, slots))
                 for index, task in enumerate(self._tasks)
                 for sample in range(self._config.attempts)
             ]

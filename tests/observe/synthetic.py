@@ -18,6 +18,7 @@ from muster.journal import (
     Journal,
     LaunchRow,
     MetricRow,
+    Purpose,
     SessionRow,
     StepRow,
 )
@@ -181,7 +182,9 @@ class SyntheticRun:
 
     # parts
 
-    def _launch(self, id: str, group: GroupRow, sibling: int, attempt: int, at: float, purpose: str = "train") -> None:
+    def _launch(
+        self, id: str, group: GroupRow, sibling: int, attempt: int, at: float, purpose: Purpose = "train"
+    ) -> None:
         self.journal.record(
             LaunchRow(
                 id=id,
@@ -190,7 +193,7 @@ class SyntheticRun:
                 sibling=sibling,
                 attempt=attempt,
                 at=at,
-                purpose=purpose,  # type: ignore[arg-type]
+                purpose=purpose,
             )
         )
 
@@ -250,7 +253,7 @@ class SyntheticRun:
     def _train(self, step: int, ready_at: float) -> None:
         trained, published = ready_at + TRAIN_S, ready_at + TRAIN_S + PUBLISH_S
         metrics = {"loss": 0.1, "k3": 2e-4, "m2": 4e-4, "ess": 0.99, "mean_abs_logprob_difference": 4e-3}
-        metrics |= {"clip_fraction": 0.01, "dropped_fraction": 0.0}
+        metrics |= {"clip_fraction": 0.01, "dropped_fraction": 0.0, "fresh_mean_abs_logprob_difference": 3e-3}
         rows = {"reward": 0.2 + 0.05 * step, "solve_rate": 0.2, "ttb_s": ready_at - self._free_at, "lag_max": 0.0}
         self.journal.record(
             DeviceRow(device="trainer", state="batch_wait", start=self._free_at, end=ready_at),

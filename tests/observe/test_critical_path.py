@@ -121,7 +121,7 @@ def test_each_instant_of_the_path_has_its_cause() -> None:
     assert (time.group, time.trajectory) == ("g0", "g0.0")
 
 
-def test_time_before_a_replacement_was_admitted_is_refill() -> None:
+def test_time_before_a_replacement_of_unknown_age_is_refill() -> None:
     time = batch_time(
         batch(),
         [group(admitted=7, replaces="g9")],
@@ -130,6 +130,16 @@ def test_time_before_a_replacement_was_admitted_is_refill() -> None:
         spans((Stage.DECODE, 8, 20)),
     )
     assert time.parts == {Stage.REFILL: 7.0, Stage.ADMISSION: 1.0, Stage.DECODE: 12.0}
+
+
+def test_a_line_of_replacements_is_refill_from_the_first_admission_on() -> None:
+    first = replace(group("g1", admitted=3), state="dropped", closed_at=EPOCH + 6)
+    second = replace(group("g2", admitted=6, replaces="g1"), state="dropped", closed_at=EPOCH + 8)
+    third = group(admitted=9, replaces="g2")
+    own = spans((Stage.DECODE, 10, 20))
+    time = batch_time(batch(), [first, second, third], {"g0.0": launch(10)}, [trajectory(10, 20)], own)
+    assert time.parts == {Stage.ADMISSION: 4.0, Stage.REFILL: 6.0, Stage.DECODE: 10.0}
+    assert time.collected_s == 17.0
 
 
 def test_attempts_that_infrastructure_lost_are_infra_retry() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.journal import Journal
+from muster.journal import DeviceRow, Journal
 from muster.observe.charts import charts, ticks
 from muster.observe.page import LONGEST, cut, render_page, write_page
 from muster.observe.report import build_report
@@ -69,7 +69,7 @@ def test_what_a_model_or_a_task_wrote_is_text_never_markup(run: SyntheticRun) ->
 
 def test_a_hostile_device_or_run_name_is_escaped(run: SyntheticRun) -> None:
     run.journal.set_meta("run", HOSTILE)
-    run.journal._db.execute("UPDATE device SET device = ? WHERE device = 'engine0'", (HOSTILE,))
+    run.journal.record(DeviceRow(device=HOSTILE, state="decode", start=run.now - 20, end=run.now))
     page = render_page(build_report(run.journal))
     assert "<script" not in page
 

@@ -31,11 +31,13 @@ def test_every_question_is_answered_in_a_sentence_first(run: SyntheticRun) -> No
     report = build_report(run.journal)
     assert headline(report) == "6 of 6 steps, 1:33 of wall time in 2 sessions; finished"
     answers = {s.title.split(".")[0]: s.sentence for s in sections(report)}
-    assert "A trainable batch took 12.6 s (p50; p90 16.1 s)" in answers["1"]
+    assert answers["1"].startswith(
+        "A trainable batch took 12.6 s (p50; p90 16.1 s), for which the trainer waited 11.5 s (p50); most"
+    )
     assert answers["2"].startswith(
         "Every trained token came from the policy that was trained; 1 group dropped as too stale"
     )
-    assert "differ by 0.004 nats" in answers["3"]
+    assert "differ by 0.003 nats per token, over tokens of the trainer's own version: numerics alone" in answers["3"]
     assert "correction in force: token tis (cap 2.0)" in answers["3"]
     assert answers["4"].startswith("76 of 78 training trajectories were graded by fact")
     assert "New weights served 500 ms after the step (p50)" in answers["5"]

@@ -65,8 +65,7 @@ def test_many_forks_leave_no_process_no_cgroup_and_no_file(on_backend: OnBackend
                 await sandbox.run("sleep 1000 & echo x > /app/file", timeout_s=5)
                 await backend.discard(await sandbox.snapshot())
             await sandbox.close()
-        while backend._chores:  # pyright: ignore
-            await next(iter(backend._chores))  # pyright: ignore
+        await backend._janitor.close()  # pyright: ignore
         assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors + 2
         run = next(p for p in (tmp_path / "state" / "runs").iterdir() if p.is_dir())
         assert list((run / "layers").iterdir()) == []

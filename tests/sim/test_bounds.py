@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -105,7 +106,8 @@ def test_a_journal_gives_bounds_for_its_batches(tmp_path: Path) -> None:
 
 def test_a_batch_that_began_before_it_opened_has_no_bound(tmp_path: Path) -> None:
     with write_run(tmp_path / "journal.sqlite").journal as journal:
-        journal._db.execute("UPDATE batch SET opened_at = opened_at + 5 WHERE step = 3")
+        batch = journal.rows(BatchRow, "step = 3")[0]
+        journal.record(replace(batch, opened_at=batch.opened_at + 5))
         assert 3 not in bounds_by_batch(journal)
 
 

@@ -48,7 +48,7 @@ def advise(report: Report) -> Advice:
     """One recommendation, for the largest avoidable share of the wall time."""
     if not report.batches or report.wall_s <= 0:
         return Advice(sentence="Too early to advise: no batch has become ready yet.")
-    felt = _felt(report)
+    felt = report.felt
     candidates = [(felt.get(stage, 0.0), f"{_capital(name(stage))}: {remedy}") for stage, remedy in REMEDIES.items()]
     candidates.append(_overlap(report))
     saves_s, change = max(candidates)
@@ -85,19 +85,19 @@ def alarms(report: Report) -> tuple[str, ...]:
 
 
 def _divergence_alarms(report: Report) -> list[str]:
+    """k3 of fresh tokens where the trainer tells them apart: there, only numerics can raise it."""
     found: list[str] = []
-    high = [f for f in report.freshness if f.k3 is not None and f.k3 > K3_LIMIT]
-    low = [f for f in report.freshness if f.ess is not None and f.ess < ESS_LIMIT]
+    k3 = {f.step: f.k3 if f.fresh_k3 is None else f.fresh_k3 for f in report.freshness}
+    high = {step: value for step, value in k3.items() if value is not None and value > K3_LIMIT}
+    low = {f.step: f.ess for f in report.freshness if f.ess is not None and f.ess < ESS_LIMIT}
     if high:
-        worst = max(high, key=lambda f: f.k3 or 0.0)
-        found.append(
-            f"k3 above {K3_LIMIT:g} in {plural(len(high), 'batch')}, worst {worst.k3:.2g} at step {worst.step}."
-        )
+        worst = max(high, key=lambda step: high[step])
+        where = f"in {plural(len(high), 'batch')}, worst {high[worst]:.2g} at step {worst}"
+        found.append(f"Engine and trainer disagree: k3 above {K3_LIMIT:g} {where}.")
     if low:
-        worst = min(low, key=lambda f: f.ess or 0.0)
-        found.append(
-            f"ESS below {ESS_LIMIT:g} in {plural(len(low), 'batch')}, worst {worst.ess:.2f} at step {worst.step}."
-        )
+        worst = min(low, key=lambda step: low[step])
+        where = f"in {plural(len(low), 'batch')}, worst {low[worst]:.2f} at step {worst}"
+        found.append(f"The batch is far from the policy: ESS below {ESS_LIMIT:g} {where}.")
     return found
 
 
@@ -114,14 +114,6 @@ def _accounting_alarms(report: Report) -> list[str]:
         if counts.difference:
             found.append(f"{counts.difference:+d} {counts.purpose} launches are unaccounted for: this is a bug.")
     return found
-
-
-def _felt(report: Report) -> dict[Stage, float]:
-    felt: dict[Stage, float] = {}
-    for batch in report.batches:
-        for stage, part_s in batch.felt.items():
-            felt[stage] = felt.get(stage, 0.0) + part_s
-    return felt
 
 
 def _overlap(report: Report) -> tuple[float, str]:

@@ -7,11 +7,12 @@ spans. That group is the batch's own that became ready last, or, under an ordere
 the batch had to wait for and that was dropped in the end. Read forward, the same path is a chain of marks, each
 clipped to what is left of the interval:
 
-    open ─refill | admission─► group admitted ─admission─► first launch ─infra retry─► this launch
-         ─admission─► started ─its spans; gaps are assembly─► ended ─assembly─► ready
+    open ─admission─► first of the line admitted ─refill─► group admitted ─admission─► first launch ─infra retry─►
+         this launch ─admission─► started ─its spans; gaps are assembly─► ended ─assembly─► ready
 
-The refill is the time that went into the group it replaces (no gradient, too stale); the infra retry covers the
-attempts of this sibling that infrastructure lost. In asynchronous runs much of the path lies before open(k).
+The line is the group and those it replaces, one after the other (no gradient, too stale): the refill is the time that
+went into them. The infra retry covers the attempts of this sibling that infrastructure lost. In a synchronous run
+admission holds the trainer's step and the publication; in an asynchronous one much of the path lies before open(k).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from muster.types import Stage
 class BatchTime:
     """One batch's TTB. `parts` (seconds by stage) sum to `ttb_s`.
 
+    `begun_at`: when work on it began, its first admission after the opening (or the opening, if that was earlier).
     `trajectory` ended the critical path; None when no member's trajectory was found in the journal.
     """
 
@@ -35,6 +37,7 @@ class BatchTime:
     opened_at: float
     ready_at: float
     trainer_free_at: float
+    begun_at: float
     group: str | None
     trajectory: str | None
     pieces: tuple[Piece[Stage], ...]
@@ -42,6 +45,11 @@ class BatchTime:
     @property
     def ttb_s(self) -> float:
         return self.ready_at - self.opened_at
+
+    @property
+    def collected_s(self) -> float:
+        """From the first admission to ready: what a lower bound of the work can be held against."""
+        return self.ready_at - self.begun_at
 
     @property
     def trainer_wait_s(self) -> float:
@@ -70,10 +78,12 @@ def batch_time(
 
     `launches` are by launch id (equal to the trajectory's), `spans` by trajectory id.
     """
-    group = deciding_group(batch, groups)
+    known = {g.id: g for g in groups}
+    group = deciding_group(batch, known.values())
     last = _last_ended(group, trajectories) if group else None
     if group and last:
-        pieces = _path(batch, group, last, launches, spans.get(last.id, ()))
+        line = _line(group, known)
+        pieces = _path(batch, line, last, launches, spans.get(last.id, ()))
     else:
         pieces = flatten((), batch.opened_at, batch.ready_at, Stage.ASSEMBLY)
     return BatchTime(
@@ -81,6 +91,7 @@ def batch_time(
         opened_at=batch.opened_at,
         ready_at=batch.ready_at,
         trainer_free_at=batch.trainer_free_at,
+        begun_at=_begun(batch, known),
         group=group.id if group else None,
         trajectory=last.id if last else None,
         pieces=pieces,
@@ -113,19 +124,37 @@ def _last_ended(group: GroupRow, trajectories: Iterable[TrajectoryRow]) -> Traje
     return max(own, key=lambda t: (t.ended, t.id), default=None)
 
 
+def _line(group: GroupRow, groups: Mapping[str, GroupRow]) -> tuple[float, float]:
+    """When the first group of the line was admitted, and when `group` was. Of a predecessor that is not among
+    `groups`, and so ended before the batch opened, the first is taken to be that old.
+    """
+    first = group
+    while first.replaces:
+        if first.replaces not in groups:
+            return float("-inf"), group.admitted_at
+        first = groups[first.replaces]
+    return first.admitted_at, group.admitted_at
+
+
+def _begun(batch: BatchRow, groups: Mapping[str, GroupRow]) -> float:
+    first = min((_line(groups[g], groups)[0] for g in batch.groups if g in groups), default=batch.opened_at)
+    return min(max(first, batch.opened_at), batch.ready_at)
+
+
 def _path(
     batch: BatchRow,
-    group: GroupRow,
+    line: tuple[float, float],
     last: TrajectoryRow,
     launches: Mapping[str, LaunchRow],
     spans: Sequence[SpanRow],
 ) -> tuple[Piece[Stage], ...]:
     launch = launches.get(last.id)
     launched_at = launch.at if launch else last.started
-    siblings = (x for x in launches.values() if x.group_id == group.id and x.sibling == last.sibling)
+    siblings = (x for x in launches.values() if x.group_id == last.group_id and x.sibling == last.sibling)
     first_at = min((x.at for x in siblings), default=launched_at)
     marks = (
-        (group.admitted_at, Stage.REFILL if group.replaces else Stage.ADMISSION),
+        (line[0], Stage.ADMISSION),
+        (line[1], Stage.REFILL),
         (first_at, Stage.ADMISSION),
         (launched_at, Stage.INFRA_RETRY if last.attempt > 0 else Stage.ADMISSION),
         (last.started, Stage.ADMISSION),

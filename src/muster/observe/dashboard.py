@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from muster import clock
-from muster.journal import Journal
+from muster.journal import Journal, StepRow
 from muster.observe import words
 from muster.observe.frame import frame
 from muster.observe.live import History
@@ -63,7 +63,6 @@ class PlainLog:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._history = History()
-        self._step: int | None = None
         self._notice = ""
         self._evaluated: float | None = None
 
@@ -72,10 +71,8 @@ class PlainLog:
         if status.notice and status.notice != self._notice:
             self._print(f"notice  {status.notice}")
         self._notice = status.notice
-        last = self._history.last_step
-        if last is not None and last.step != self._step:
-            self._step = last.step
-            self._print(step_line(status, self._history))
+        for step in self._history.new_steps:
+            self._print(step_line(step, status, self._history))
         evaluation = self._history.last_evaluation
         if evaluation is not None and evaluation.started != self._evaluated:
             self._evaluated = evaluation.started
@@ -89,23 +86,19 @@ class PlainLog:
         self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def step_line(status: RunStatus, history: History) -> str:
-    """The last step in one line: reward, TTB with its largest part, the trainer's wait, freshness, ETA."""
-    last = history.last_step
-    if last is None:
-        return "no step yet"
-    reward = dict(history.series["reward"]).get(last.step)
-    parts = [f"step {last.step + 1:>3}/{status.steps}", f"reward {words.number(reward)}"]
-    batch = next((b for b in history.batches if b.step == last.step), None)
+def step_line(step: StepRow, status: RunStatus, history: History) -> str:
+    """One step in one line: reward, TTB with its largest part, the trainer's wait, freshness, ETA."""
+    reward, lag = (dict(history.series[key]).get(step.step) for key in ("reward", "lag_max"))
+    parts = [f"step {step.step + 1:>3}/{status.steps}", f"reward {words.number(reward)}"]
+    batch = next((b for b in history.batches if b.step == step.step), None)
     if batch is not None:
         largest = max(batch.parts, key=lambda s: batch.parts[s], default=None)
         cause = f" ({name(largest)} {words.seconds(batch.parts[largest])})" if largest else ""
         parts.append(f"ttb {words.seconds(batch.ttb_s)}{cause}")
         parts.append(f"trainer waited {words.seconds(batch.trainer_wait_s)}")
-    parts.append(f"trained in {words.seconds(last.ended - last.started)}")
-    lag = dict(history.series["lag_max"]).get(last.step)
+    parts.append(f"trained in {words.seconds(step.ended - step.started)}")
     parts.append(f"lag {words.number(lag)}")
-    parts += [f"{key} {words.number(last.metrics.get(key))}" for key in ("k3", "ess")]
+    parts += [f"{key} {words.number(step.metrics.get(key))}" for key in ("k3", "ess")]
     parts.append(f"ETA {words.clock(status.eta_s)}")
     return "  ".join(parts)
 

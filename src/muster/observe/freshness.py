@@ -17,10 +17,11 @@ from muster.observe.record import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFreshness:
-    """Lag in versions over the sampled tokens of one batch. The rest is None until its step ended.
+    """Lag in versions over the sampled tokens of one batch, and what its step measured; None: it did not.
 
     published: version that the engines served when the batch became ready.
-    difference: mean |log-probability of the trainer - of the engine|, in nats.
+    difference: mean |log-probability of the trainer - of the engine|, in nats. `fresh_*` is of the tokens that the
+    trainer's own version sampled: numerics alone; `stale_*` of the others: numerics and staleness.
     """
 
     step: int
@@ -32,6 +33,11 @@ class BatchFreshness:
     m2: float | None = None
     ess: float | None = None
     difference: float | None = None
+    fresh_difference: float | None = None
+    stale_difference: float | None = None
+    fresh_k3: float | None = None
+    stale_k3: float | None = None
+    largest_ratio: float | None = None
     dropped_fraction: float | None = None
     clip_fraction: float | None = None
 
@@ -57,6 +63,11 @@ def batch_freshness(batch: BatchRow, trajectories: Mapping[str, TrajectoryRow], 
         m2=metrics.get("m2"),
         ess=metrics.get("ess"),
         difference=metrics.get("mean_abs_logprob_difference"),
+        fresh_difference=metrics.get("fresh_mean_abs_logprob_difference"),
+        stale_difference=metrics.get("stale_mean_abs_logprob_difference"),
+        fresh_k3=metrics.get("fresh_k3"),
+        stale_k3=metrics.get("stale_k3"),
+        largest_ratio=metrics.get("largest_ratio"),
         dropped_fraction=metrics.get("dropped_fraction"),
         clip_fraction=metrics.get("clip_fraction"),
     )

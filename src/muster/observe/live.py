@@ -1,7 +1,7 @@
 """What the live view knows of the past: read from the journal piece by piece, each row once.
 
 Law: a refresh costs what is new, not what has happened; a batch is decomposed once. Reads that have no index to
-follow (outcomes, evaluations) are done at most every `SLOW_S` seconds.
+follow (outcomes, evaluations) are rare, and rarer as they grow slower: they never take more than `SLOW_SHARE`.
 
     refresh(journal, now, devices) ─new steps, metrics, batches, trajectories, device intervals─► History
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 
+from muster import clock
 from muster.journal import (
     BatchRow,
     DeviceRow,
@@ -23,10 +24,10 @@ from muster.journal import (
     TrajectoryRow,
 )
 from muster.observe.critical_path import BatchTime, batch_time, deciding_group
-from muster.observe.intervals import Piece, flatten, totals
 from muster.types import DeviceState, Evaluation, Verdict
 
-SLOW_S = 2.0
+SLOW_S = 2.0  # between slow reads, at least
+SLOW_SHARE = 0.003  # of one core
 WINDOW_S = 60.0
 BATCHES = 8
 SERIES = ("reward", "lag_max", "lag_mean", "groups_no_gradient")
@@ -39,6 +40,7 @@ class History:
         self.series: dict[str, list[tuple[int, float]]] = {name: [] for name in SERIES}
         self.batches: deque[BatchTime] = deque(maxlen=BATCHES)
         self.last_step: StepRow | None = None
+        self.new_steps: tuple[StepRow, ...] = ()  # that the last refresh brought
         self.outcomes: Counter[tuple[Verdict, str]] = Counter()  # training trajectories
         self.first_evaluation: Evaluation | None = None
         self.last_evaluation: Evaluation | None = None
@@ -54,29 +56,32 @@ class History:
         self._read_batches(journal)
         for device in devices:
             self._read_device(journal, device, now)
-        if now - self._slow_at >= SLOW_S:
-            self._slow_at = now
+        if now >= self._slow_at:
+            began = clock.cpu_s()
             self._read_outcomes(journal)
             self._read_evaluations(journal)
+            self._slow_at = now + max(SLOW_S, (clock.cpu_s() - began) / SLOW_SHARE)
 
     def device_shares(self, device: str, now: float, present: DeviceState | None = None) -> dict[DeviceState, float]:
-        """Share of each state over the last `WINDOW_S` seconds.
+        """Share of each state over what is known of the last `WINDOW_S` seconds; intervals do not overlap.
 
         A device that writes a state down only when it leaves it is in `present` since its last row.
         """
-        known = [Piece(r.start, r.end, DeviceState(r.state)) for r in self._intervals.get(device, ())]
-        if known and present:
-            known.append(Piece(known[-1].end, now, present))
-        if not known:
-            return {}
-        start, end = max(now - WINDOW_S, known[0].start), known[-1].end
-        pieces = flatten(known, start, end, DeviceState.NO_WORK)
-        return {state: seconds / (end - start) for state, seconds in totals(pieces).items()}
+        rows = self._intervals.get(device, ())
+        seconds: dict[str, float] = {}
+        for row in rows:
+            inside = row.end - max(row.start, now - WINDOW_S)
+            if inside > 0:
+                seconds[row.state] = seconds.get(row.state, 0.0) + inside
+        if rows and present and now > rows[-1].end:
+            seconds[present] = seconds.get(present, 0.0) + min(now - rows[-1].end, WINDOW_S)
+        whole = sum(seconds.values())
+        return {DeviceState(state): x / whole for state, x in seconds.items()}
 
     def _read_steps(self, journal: Journal) -> None:
         after = self.last_step.step if self.last_step else -1
-        for row in journal.rows(StepRow, "step > ?", after):
-            self.last_step = row
+        self.new_steps = tuple(journal.rows(StepRow, "step > ?", after))
+        self.last_step = self.new_steps[-1] if self.new_steps else self.last_step
         for name, series in self.series.items():
             after = series[-1][0] if series else -1
             series += [(m.step, m.value) for m in journal.rows(MetricRow, "name = ? AND step > ?", name, after)]

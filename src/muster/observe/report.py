@@ -81,11 +81,12 @@ class Report:
     @property
     def parts(self) -> dict[Stage, float]:
         """Seconds by cause, summed over batches; they sum to `ttb_s`."""
-        sums: dict[Stage, float] = {}
-        for batch in self.batches:
-            for stage, seconds in batch.parts.items():
-                sums[stage] = sums.get(stage, 0.0) + seconds
-        return sums
+        return _summed(b.parts for b in self.batches)
+
+    @property
+    def felt(self) -> dict[Stage, float]:
+        """The same while the trainer waited."""
+        return _summed(b.felt for b in self.batches)
 
     @property
     def finished(self) -> bool:
@@ -137,6 +138,7 @@ def to_json(report: Report) -> str:
         "ttb_s": report.ttb_s,
         "trainer_wait_s": report.trainer_wait_s,
         "ttb_parts_s": report.parts,
+        "felt_parts_s": report.felt,
         "batches": [_batch_json(b, report.bounds.get(b.step, {})) for b in report.batches],
         "stragglers": [asdict(s) for s in report.stragglers],
         "freshness": [asdict(f) for f in report.freshness],
@@ -153,6 +155,14 @@ def to_json(report: Report) -> str:
         "events": report.events,
     }
     return json.dumps(data, indent=1, ensure_ascii=False)
+
+
+def _summed(parts: Iterable[Mapping[Stage, float]]) -> dict[Stage, float]:
+    sums: dict[Stage, float] = {}
+    for part in parts:
+        for stage, seconds in part.items():
+            sums[stage] = sums.get(stage, 0.0) + seconds
+    return sums
 
 
 def _batch_times(record: Record) -> tuple[BatchTime, ...]:
@@ -222,6 +232,7 @@ def _batch_json(batch: BatchTime, bounds: Mapping[str, float]) -> dict[str, Any]
         "opened_at": batch.opened_at,
         "ready_at": batch.ready_at,
         "ttb_s": batch.ttb_s,
+        "collected_s": batch.collected_s,
         "trainer_wait_s": batch.trainer_wait_s,
         "deciding_group": batch.group,
         "deciding_trajectory": batch.trajectory,

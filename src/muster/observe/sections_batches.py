@@ -19,28 +19,33 @@ def readiness(report: Report) -> Section:
     if not report.batches:
         return Section(title=title, sentence="No batch has become ready yet.")
     ttb = [b.ttb_s for b in report.batches]
-    parts = report.parts
-    top = max(parts, key=lambda s: parts[s], default=Stage.ASSEMBLY)
-    share = parts.get(top, 0.0) / report.ttb_s if report.ttb_s else 0.0
-    waits = [b.trainer_wait_s for b in report.batches]
+    wait = words.quantile([b.trainer_wait_s for b in report.batches], 0.5)
+    felt = report.felt
+    whole = sum(felt.values())
+    top = max(felt, key=lambda s: felt[s], default=None)
+    most = (
+        f"most of that wait was {name(top)} ({words.percent(felt[top] / whole)})"
+        if top and whole
+        else "it never waited"
+    )
     sentence = (
-        f"A trainable batch took {words.seconds(words.quantile(ttb, 0.5))} "
-        f"(p50; p90 {words.seconds(words.quantile(ttb, 0.9))}); {name(top)} is the largest part with "
-        f"{words.percent(share)}; the trainer waited {words.seconds(words.quantile(waits, 0.5))} for a batch (p50)."
+        f"A trainable batch took {words.seconds(words.quantile(ttb, 0.5))} (p50; p90 "
+        f"{words.seconds(words.quantile(ttb, 0.9))}), for which the trainer waited {words.seconds(wait)} (p50); {most}."
     )
     return Section(title=title, sentence=sentence, tables=(_causes(report), _batches(report), _stragglers(report)))
 
 
 def _causes(report: Report) -> Table:
-    parts = report.parts
+    parts, felt, whole = report.parts, report.felt, report.ttb_s
     ordered = sorted((s for s in parts if parts[s] > 0), key=lambda s: -parts[s])
-    whole = report.ttb_s
-    shares = tuple(parts[s] / whole if whole else 0.0 for s in ordered)
     return Table(
         title=f"TTB by cause, all {words.plural(len(report.batches), 'batch')}",
-        columns=("cause", "seconds", "share"),
-        rows=tuple((name(s), words.seconds(parts[s]), words.percent(x)) for s, x in zip(ordered, shares, strict=True)),
-        shares=shares,
+        columns=("cause", "seconds", "share", "while the trainer waited"),
+        rows=tuple(
+            (name(s), words.seconds(parts[s]), words.percent(parts[s] / whole), words.seconds(felt.get(s, 0.0)))
+            for s in ordered
+        ),
+        shares=tuple(parts[s] / whole for s in ordered),
         colours=tuple(STAGE_COLOURS[s] for s in ordered),
         figure="causes",
     )
@@ -59,16 +64,17 @@ def _batches(report: Report) -> Table:
                 words.seconds(batch.ttb_s),
                 words.seconds(batch.trainer_wait_s),
                 name(largest) if largest else words.NOTHING,
+                words.seconds(batch.collected_s),
                 words.seconds(limit),
-                words.ratio(batch.ttb_s / limit if limit else None),
+                words.ratio(batch.collected_s / limit if limit else None),
                 active or words.NOTHING,
             )
         )
     known = {n for b in report.bounds.values() for n in b}
     missing = ", ".join(n for n in BOUND_NAMES if n not in known)
-    note = f"; bounds use rates reached in this run, unknown: {missing}" if known and missing else ""
+    note = f"; bounds from the rates and times of this run, unknown: {missing}" if known and missing else ""
     shown = f"Last {len(rows)} batches" if len(report.batches) > LAST_BATCHES else "Batches"
-    columns = ("step", "TTB", "trainer waited", "largest part", "lower bound", "over it", "held by")
+    columns = ("step", "TTB", "trainer waited", "largest part", "collected in", "lower bound", "over it", "held by")
     return Table(title=shown + note, columns=columns, rows=tuple(rows))
 
 
@@ -99,8 +105,7 @@ def freshness(report: Report) -> Section:
     batches = report.freshness
     if not batches:
         return Section(title=title, sentence="Nothing has been trained yet.")
-    tokens = [f.tokens for f in batches]
-    lag = weighted_mean([f.lag_mean for f in batches], tokens)
+    lag = _mean(report, "lag_mean")
     stale = report.groups.dropped.get("too_stale", 0)
     oldest = max(f.lag_max for f in batches)
     age = (
@@ -132,32 +137,44 @@ def freshness(report: Report) -> Section:
 
 def numerics(report: Report) -> Section:
     title = "3. Do engine and trainer compute the same numbers?"
-    tokens = [f.tokens for f in report.freshness]
-    difference = weighted_mean([f.difference for f in report.freshness], tokens)
     correction = _correction(report)
-    if difference is None:
+    everywhere = _mean(report, "difference")
+    if everywhere is None:
         return Section(title=title, sentence=f"No step has been measured yet; correction in force: {correction}.")
-    k3 = weighted_mean([f.k3 for f in report.freshness], tokens)
-    ess = weighted_mean([f.ess for f in report.freshness], tokens)
-    lagged = any(f.lag_max > 0 for f in report.freshness)
-    meaning = "numerics and staleness together" if lagged else "numerics alone, as no token was stale"
+    fresh = _mean(report, "fresh_difference")
+    difference, meaning = (
+        (everywhere, "stale ones included")
+        if fresh is None
+        else (fresh, "of the trainer's own version: numerics alone")
+    )
     sentence = (
-        f"Trainer and engine differ by {words.number(difference)} nats per trained token ({meaning}); "
+        f"Trainer and engine differ by {words.number(difference)} nats per token, over tokens {meaning}; "
         f"correction in force: {correction}."
     )
+    largest = max((f.largest_ratio for f in report.freshness if f.largest_ratio is not None), default=None)
     canaries = [p.canary_difference for p in report.publications if p.canary_difference is not None]
-    rows = [
-        ("mean |difference of log-probabilities|", words.number(difference), "nats per token"),
-        ("k3", words.number(k3), "nats per token, estimate of the divergence"),
-        ("effective sample size", words.number(ess), "share of the batch's tokens; 1 is on-policy"),
-        (
-            "canary after publication, largest",
-            words.number(max(canaries, default=None)),
-            "nats per token, same version",
+
+    def row(label: str, *fields: str) -> tuple[str, ...]:
+        return (label, *(words.number(_mean(report, f)) for f in fields))
+
+    table = Table(
+        title="Trainer against engine, per trained token",
+        columns=("measure", "all tokens", "fresh: numerics", "stale: and staleness"),
+        rows=(
+            row("mean |difference of log-probabilities|, nats", "difference", "fresh_difference", "stale_difference"),
+            row("k3, nats", "k3", "fresh_k3", "stale_k3"),
+            (*row("effective sample size, share of tokens", "ess"), "", ""),
+            ("largest ratio", words.number(largest), "", ""),
+            ("canary after publication, largest, nats", "", words.number(max(canaries, default=None)), ""),
         ),
-    ]
-    table = Table(title="All trained tokens", columns=("measure", "value", "unit"), rows=tuple(rows))
+    )
     return Section(title=title, sentence=sentence, tables=(table,))
+
+
+def _mean(report: Report, field: str) -> float | None:
+    """Mean over batches, weighted by their tokens."""
+    batches = report.freshness
+    return weighted_mean([getattr(f, field) for f in batches], [f.tokens for f in batches])
 
 
 def _correction(report: Report) -> str:

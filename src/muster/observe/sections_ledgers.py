@@ -96,4 +96,11 @@ def accounting(report: Report) -> Section:
         ("unaccounted for", words.number(report.train.difference)),
     )
     table = Table(title="Training launches", columns=("fate", "count"), rows=rows)
-    return Section(title="Does it add up?", sentence=f"{fates}; {bugs}.", tables=(table,))
+    begun = report.sessions[0].start if report.sessions else 0.0
+    events = Table(
+        title="Events",
+        columns=("after", "kind", "message"),
+        rows=tuple((words.clock(at - begun), kind, message) for at, kind, message in report.events[-LAST_BATCHES:]),
+    )
+    tables = (table, events) if events.rows else (table,)
+    return Section(title="Does it add up?", sentence=f"{fates}; {bugs}.", tables=tables)

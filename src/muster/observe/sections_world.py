@@ -113,7 +113,7 @@ def evaluation(report: Report) -> Section:
             f"{last.version.number} ({words.points(last.pass_rate - first.pass_rate)}, intervals "
             f"{'apart' if _apart(first, last) else 'overlap'}); {same}."
         )
-    tables = (_taken(taken), _families(first, last), _fingerprint(last, changed))
+    tables = (_taken(taken), _families(taken), _fingerprint(last, changed))
     return Section(title=title, sentence=sentence, tables=tables)
 
 
@@ -138,7 +138,10 @@ def _taken(taken: Sequence[Evaluation]) -> Table:
     )
 
 
-def _families(first: Evaluation, last: Evaluation) -> Table:
+def _families(taken: Sequence[Evaluation]) -> Table:
+    """The first and the last, or the only one."""
+    shown = taken if len(taken) == 1 else (taken[0], taken[-1])
+
     def rate(counts: tuple[int, int] | None) -> str:
         return (
             f"{words.percent(counts[0] / counts[1])} ({counts[0]}/{counts[1]})"
@@ -146,11 +149,11 @@ def _families(first: Evaluation, last: Evaluation) -> Table:
             else words.NOTHING
         )
 
-    names = sorted({*first.by_family, *last.by_family})
+    names = sorted({family for e in shown for family in e.by_family})
     return Table(
         title="By family",
-        columns=("family", "first", "last"),
-        rows=tuple((n or "(none)", rate(first.by_family.get(n)), rate(last.by_family.get(n))) for n in names),
+        columns=("family", *(f"version {e.version.number}" for e in shown)),
+        rows=tuple((n or "(none)", *(rate(e.by_family.get(n)) for e in shown)) for n in names),
     )
 
 
@@ -159,7 +162,7 @@ def _fingerprint(last: Evaluation, changed: Sequence[str]) -> Table:
         title="What the last number was taken on",
         columns=("property", "value", "since the first"),
         rows=tuple(
-            (str(k), _short(v), "changed" if k in changed else "same") for k, v in sorted(last.fingerprint.items())
+            (str(k), _short(k, v), "changed" if k in changed else "same") for k, v in sorted(last.fingerprint.items())
         ),
     )
 
@@ -179,6 +182,9 @@ def _rate(e: Evaluation) -> str:
     return f"{words.percent(e.pass_rate)} [{100 * e.low:.1f}, {100 * e.high:.1f}]"
 
 
-def _short(value: Any) -> str:
+def _short(key: str, value: Any) -> str:
+    """Digests by their first twelve digits."""
     text = ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
+    if "digest" in key:
+        return text[:12]
     return text if len(text) <= 60 else text[:57] + "..."

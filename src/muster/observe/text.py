@@ -61,7 +61,7 @@ def _table(table: Table) -> RenderableType:
     if table.shares:
         rich.add_column("")
     for i, row in enumerate(table.rows):
-        bar = [Text("█" * max(1, round(BAR_WIDTH * table.shares[i])), style=table.colours[i])] if table.shares else []
+        bar = [Text("█" * round(BAR_WIDTH * table.shares[i]) or "▏", style=table.colours[i])] if table.shares else []
         rich.add_row(*(Text(cell) for cell in row), *bar)
     return rich
 

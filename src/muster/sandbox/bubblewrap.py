@@ -25,6 +25,8 @@ from muster.sandbox.port import Mount
 MINIMUM_VERSION = (0, 11)
 SECCOMP_FD = 9
 
+SHARED_MEMORY_BYTES = 64 * 1024 * 1024  # as Docker gives; it counts as memory of the sandbox
+
 # What Docker grants, without NET_RAW and MKNOD. Each stays inside the namespaces.
 CAPABILITIES = (
     "CHOWN",
@@ -40,9 +42,6 @@ CAPABILITIES = (
     "SETFCAP",
     "AUDIT_WRITE",
 )
-
-# Root writes these without any capability, and one of them names a program that the host's kernel runs.
-READ_ONLY_PROC = ("/proc/sys", "/proc/fs")
 
 # Symlinks into /usr on a current host (the base layer copies them); real directories on an old one.
 UNMERGED = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -91,9 +90,10 @@ def argv(root: Root, *, command: tuple[str, ...], env: Mapping[str, str], mounts
         str(find()),
         *_namespaces(),
         *_root(root),
-        *("--proc", "/proc", "--dev", "/dev"),
-        *(arg for path in READ_ONLY_PROC for arg in ("--ro-bind", path, path)),
-        *("--ro-bind-try", "/proc/sysrq-trigger", "/proc/sysrq-trigger"),
+        # Root owns what it finds in /proc: writable, it could change kernel settings, one of which names a
+        # program that the host's kernel runs, and modes, which all instances of /proc share.
+        *("--proc", "/proc", "--remount-ro", "/proc"),
+        *_devices(),
         *(arg for m in mounts for arg in ("--bind" if m.writable else "--ro-bind", str(m.source), m.target)),
         *("--chdir", "/", "--clearenv"),
         *(arg for key, value in {**BASE_ENV, **env}.items() for arg in ("--setenv", key, value)),
@@ -110,6 +110,13 @@ def _namespaces() -> list[str]:
         return [*args, "--unshare-user", "--uid", "0", "--gid", "0"]
     args += ["--cap-drop", "ALL"]
     return [*args, *(arg for name in CAPABILITIES for arg in ("--cap-add", f"CAP_{name}"))]
+
+
+def _devices() -> list[str]:
+    """As root the nodes are in the base layer: bubblewrap's are the host's own, and root could `chmod` them."""
+    if os.geteuid() == 0:
+        return ["--perms", "1777", "--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
+    return ["--dev", "/dev"]
 
 
 def _root(root: Root) -> list[str]:

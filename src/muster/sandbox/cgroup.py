@@ -14,11 +14,14 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster import clock
 from muster.types import Limits
 
 ROOT = Path("/sys/fs/cgroup")
 PARENT = "muster"
 CPU_PERIOD_US = 100_000
+_REMOVE_TRIES = 100
+_REMOVE_PAUSE_S = 0.01
 CONTROLLERS = ("memory", "pids", "cpu")
 
 
@@ -90,18 +93,16 @@ class Cgroups:
         return Cgroup(directories=directories, version=self.version)
 
     def remove_run(self, run: str, *, kill: bool) -> None:
-        """Remove the groups of a run; with `kill`, first every process left in them."""
-        for hierarchy in dict.fromkeys(self.hierarchies.values()):
-            top = hierarchy / PARENT / run
-            if not top.is_dir():
-                continue
-            for directory in [d for d in top.iterdir() if d.is_dir()]:
-                if kill:
-                    _kill_members(directory)
-                with contextlib.suppress(OSError):
-                    directory.rmdir()
-            with contextlib.suppress(OSError):
-                top.rmdir()
+        """Remove the groups of a run; with `kill`, first every process left in them.
+
+        May block for a moment: the kernel counts a dying process until it is gone.
+        """
+        tops = [h / PARENT / run for h in dict.fromkeys(self.hierarchies.values())]
+        for _ in range(_REMOVE_TRIES):
+            left = [top for top in tops if top.is_dir() and not _remove_tree(top, kill=kill)]
+            if not left:
+                return
+            clock.block(_REMOVE_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +112,10 @@ class Cgroup:
     directories: dict[str, Path]
     version: int
 
-    def attach(self, pid: int) -> None:
-        """Move `pid`; its later children follow. The first move after a quiet time waits for the kernel (RCU)."""
-        for directory in dict.fromkeys(self.directories.values()):
-            (directory / "cgroup.procs").write_text(str(pid))
+    @property
+    def members_files(self) -> tuple[Path, ...]:
+        """A process that writes 0 to each of these is in the group, and so are its later children."""
+        return tuple(d / "cgroup.procs" for d in dict.fromkeys(self.directories.values()))
 
     def oom_kills(self) -> int | None:
         return self._keyed("memory", "memory.oom_control" if self.version == 1 else "memory.events", "oom_kill")
@@ -175,6 +176,18 @@ def _delegate(directory: Path) -> None:
         if name not in have:
             with contextlib.suppress(OSError):  # one that the host withholds must not cost the others
                 control.write_text(f"+{name}")
+
+
+def _remove_tree(top: Path, *, kill: bool) -> bool:
+    """One attempt; True when `top` is gone."""
+    for directory in [d for d in top.iterdir() if d.is_dir()]:
+        if kill:
+            _kill_members(directory)
+        with contextlib.suppress(OSError):
+            directory.rmdir()
+    with contextlib.suppress(OSError):
+        top.rmdir()
+    return not top.is_dir()
 
 
 def _kill_members(directory: Path) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from muster.sandbox.config import MIB, SandboxConfig
 from muster.sandbox.disk import DiskBudget
 from muster.sandbox.ending import from_outside
 from muster.sandbox.files import read_inside, usage_bytes, write_inside
+from muster.sandbox.janitor import Retired
 from muster.sandbox.output import HeadTail
 from muster.sandbox.port import Counters, Mount, Result, Snapshot
 from muster.sandbox.shell import Answer, Exit, Shell
@@ -38,12 +40,10 @@ _KILL_ROUNDS = 5  # a loop in the shell starts the next process as soon as one i
 _CAPTURE_TIMEOUT_S = 5.0
 _STATE_CAP_BYTES = MIB  # of captured shell state; a larger one keeps the working directory alone
 _CLOSE_WAIT_S = 0.005
-_CLEANUP_ROUNDS = 200
-_CLEANUP_PAUSE_S = 0.01
 # options come last: with `errexit` on, the line before must not fail
 _CAPTURE = (
     "{ builtin unset MUSTER; builtin declare -p; builtin declare -f; builtin shopt -p; builtin trap -p; "
-    "builtin printf 'builtin umask %s\\n' \"$(builtin umask)\"; "
+    "builtin printf 'builtin '; builtin umask -p; "
     "builtin printf 'builtin cd -- %q\\n' \"$PWD\"; builtin set +o; } >&63 2>/dev/null"
 )
 
@@ -65,7 +65,7 @@ class Host:
     run: RunDirectory
     seccomp: Path
     image_layers: Path
-    retire: Callable[[NamespaceSandbox, tuple[Path, ...]], None]
+    retire: Callable[[NamespaceSandbox, Retired], None]
 
 
 class NamespaceSandbox:
@@ -179,7 +179,9 @@ class NamespaceSandbox:
             if await _within(asyncio.shield(shell.exited), _CLOSE_WAIT_S):
                 self._cpu_s += shell.exited.result().cpu_s
                 self._counters = replace(self._counters, cpu_s=self._cpu_s)
-        self._host.retire(self, (*self._origin.layers, self._upper.fs))
+        exited = shell.exited if shell is not None else None
+        layers = (*self._origin.layers, self._upper.fs)
+        self._host.retire(self, Retired(exited=exited, cgroup=self._cgroup, layers=layers))
         return self._counters
 
     # --- for the backend and the image builder ----------------------------------------------------------
@@ -188,30 +190,19 @@ class NamespaceSandbox:
         """Start the shell over the files as they are, and restore its state. Raises `SandboxStartError`."""
         line = bubblewrap.argv(
             self._root(),
-            command=shells.command(self._origin.workdir),
+            command=shells.command(self._origin.workdir, groups=len(self._cgroup.members_files)),
             env=self._origin.env,
             mounts=self._mounts,
         )
         timeout_s = self._host.config.start_timeout_s
-        shell = await Shell.start(line, seccomp=self._host.seccomp, timeout_s=timeout_s)
+        shell = await Shell.start(
+            line, seccomp=self._host.seccomp, groups=self._cgroup.members_files, timeout_s=timeout_s
+        )
         self._shell = shell
-        try:
-            await asyncio.to_thread(self._cgroup.attach, shell.init_pid)
-            if self._limits.disk_bytes is not None:
-                shell.limit_file_size(self._limits.disk_bytes)
-        except OSError as error:
-            raise SandboxStartError(f"cannot limit the sandbox: {error}") from error
+        if self._limits.disk_bytes is not None:
+            shell.limit_file_size(self._limits.disk_bytes)
         if self._origin.shell_state:
             await self._restore(shell)
-
-    async def gone(self) -> None:
-        """Wait until a closed sandbox holds no process and no cgroup. It keeps its layers."""
-        if self._shell is not None:
-            await self._shell.exited
-        for _ in range(_CLEANUP_ROUNDS):
-            if self._cgroup.remove():
-                return
-            await clock.sleep(_CLEANUP_PAUSE_S)
 
     async def harvest(self) -> Path:
         """End the sandbox's processes and give its writable layer, /usr included, to be moved away."""
@@ -363,7 +354,7 @@ class NamespaceSandbox:
 
     def _root(self) -> bubblewrap.Root:
         images = self._host.image_layers
-        usr = tuple(layer / "usr" for layer in self._origin.layers if layer.is_relative_to(images))
+        usr = (_usr_of(layer) for layer in self._origin.layers if layer.is_relative_to(images))
         usr_upper = None
         if self._writable_usr:
             usr_upper = (self._upper.root / "usr", self._upper.root / "usr_work")
@@ -373,9 +364,16 @@ class NamespaceSandbox:
             layers=self._origin.layers,
             upper=self._upper.fs,
             work=self._upper.work,
-            usr_layers=tuple(layer for layer in usr if layer.is_dir() and any(layer.iterdir())),
+            usr_layers=tuple(directory for directory in usr if directory is not None),
             usr_upper=usr_upper,
         )
+
+
+@cache
+def _usr_of(image_layer: Path) -> Path | None:
+    """What an image layer adds to /usr; image layers never change."""
+    usr = image_layer / "usr"
+    return usr if usr.is_dir() and any(usr.iterdir()) else None
 
 
 async def _within(future: asyncio.Future[Any], timeout_s: float) -> bool:

@@ -17,17 +17,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine
-from pathlib import Path
-from typing import Any
 
 from muster.errors import SandboxStartError
 from muster.sandbox import seccomp
 from muster.sandbox.cgroup import Cgroups
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.files import plain_directory, remove_tree
+from muster.sandbox.files import plain_directory
 from muster.sandbox.image import ImageBuilder
 from muster.sandbox.instance import Host, NamespaceSandbox
+from muster.sandbox.janitor import Janitor, Retired
 from muster.sandbox.port import Mount, Snapshot
 from muster.sandbox.state import RunDirectory, reap
 from muster.types import ImageSpec, Limits
@@ -57,9 +55,9 @@ class NamespaceBackend:
             image_layers=config.state_dir / "images",
             retire=self._retire,
         )
+        self._janitor = Janitor(directory)
         self._images = ImageBuilder(self._host)
         self._live: dict[str, NamespaceSandbox] = {}
-        self._chores: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count()
         self._closed = False
 
@@ -92,7 +90,7 @@ class NamespaceBackend:
         return sandbox
 
     async def discard(self, snapshot: Snapshot) -> None:
-        self._remove(self._host.run.release(snapshot.layers))
+        self._janitor.release(snapshot.layers)
 
     async def close(self) -> None:
         if self._closed:
@@ -100,8 +98,7 @@ class NamespaceBackend:
         self._closed = True
         for sandbox in list(self._live.values()):
             await sandbox.close()
-        while self._chores:
-            await asyncio.gather(*self._chores)
+        await self._janitor.close()
         self._host.cgroups.remove_run(self._host.run.name, kill=True)
         await asyncio.to_thread(self._host.run.close)
 
@@ -110,21 +107,6 @@ class NamespaceBackend:
         """Sandboxes forked and not closed."""
         return len(self._live)
 
-    def _retire(self, sandbox: NamespaceSandbox, held: tuple[Path, ...]) -> None:
-        """A sandbox was closed: clean up behind it without making its user wait."""
+    def _retire(self, sandbox: NamespaceSandbox, retired: Retired) -> None:
         self._live.pop(sandbox.id, None)  # builds and controls are not registered
-        self._chore(self._clean_up(sandbox, held))
-
-    async def _clean_up(self, sandbox: NamespaceSandbox, held: tuple[Path, ...]) -> None:
-        await sandbox.gone()
-        for directory in self._host.run.release(held):
-            await asyncio.to_thread(remove_tree, directory)
-
-    def _remove(self, directories: list[Path]) -> None:
-        for directory in directories:
-            self._chore(asyncio.to_thread(remove_tree, directory))
-
-    def _chore(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._chores.add(task)
-        task.add_done_callback(self._chores.discard)
+        self._janitor.retire(retired)

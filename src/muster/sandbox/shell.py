@@ -38,7 +38,10 @@ _FLOOD_BYTES = 4 * 1024 * 1024  # of one command; from here on the pipe is read 
 _FLOOD_PAUSE_S = 0.002
 _PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, 64 bytes)
 _PIDFD_INFO_EXIT = 1 << 3
+_GROUP_FD = 20
 _LOOP = (
+    # into its cgroups first, by descriptors that are closed before anyone else's code runs
+    'for MUSTER in $2; do builtin echo 0 >&"$MUSTER" || exit 97; exec {MUSTER}>&-; done; '
     "exec 61>&1 62<&0 63>&2 </dev/null 2>&1; "
     'builtin cd -- "$1" 2>/dev/null; '
     "builtin printf '\\0ready 0\\n' >&63; "
@@ -46,9 +49,10 @@ _LOOP = (
 )
 
 
-def command(workdir: str) -> tuple[str, ...]:
-    """What bubblewrap runs as PID 1."""
-    return ("/usr/bin/bash", "--noprofile", "--norc", "-c", _LOOP, "bash", workdir)
+def command(workdir: str, *, groups: int = 0) -> tuple[str, ...]:
+    """What bubblewrap runs as PID 1. `groups`: how many cgroups `start` opens for it to enter."""
+    descriptors = " ".join(str(_GROUP_FD + n) for n in range(groups))
+    return ("/usr/bin/bash", "--noprofile", "--norc", "-c", _LOOP, "bash", workdir, descriptors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +100,12 @@ class Shell:
         loop.add_reader(self._pidfd, self._on_exit)
 
     @classmethod
-    async def start(cls, argv: list[str], *, seccomp: Path, timeout_s: float) -> Shell:
-        """Spawn and wait until bash answers. Raises `SandboxStartError` with bubblewrap's own words."""
-        shell = _spawn(argv, seccomp)
+    async def start(cls, argv: list[str], *, seccomp: Path, groups: tuple[Path, ...] = (), timeout_s: float) -> Shell:
+        """Spawn, in the cgroups whose member files are `groups`, and wait until bash answers.
+
+        Raises `SandboxStartError` with bubblewrap's own words.
+        """
+        shell = _spawn(argv, seccomp, groups)
         try:
             async with clock.timeout(timeout_s):
                 answered = await shell.answer
@@ -117,9 +124,10 @@ class Shell:
     def _hold_init(self) -> None:
         """Find PID 1 of the sandbox and hold it by descriptor, which no reuse of the number can mislead."""
         try:
-            self.init_pid = next(iter(_children(self.pid)))
+            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+            self.init_pid = int(children)
             self._init_pidfd = os.pidfd_open(self.init_pid)
-        except (StopIteration, ProcessLookupError):
+        except (ValueError, OSError):
             self.kill()
             raise SandboxStartError("the sandbox ended as it started") from None
 
@@ -250,7 +258,7 @@ class Shell:
                 return
 
 
-def _spawn(argv: list[str], seccomp: Path) -> Shell:
+def _spawn(argv: list[str], seccomp: Path, groups: tuple[Path, ...]) -> Shell:
     control_in, control = os.pipe()
     output, output_out = os.pipe()
     status, status_out = os.pipe()
@@ -264,6 +272,10 @@ def _spawn(argv: list[str], seccomp: Path) -> Shell:
                 (os.POSIX_SPAWN_DUP2, output_out, 1),
                 (os.POSIX_SPAWN_DUP2, status_out, 2),
                 (os.POSIX_SPAWN_OPEN, SECCOMP_FD, str(seccomp), os.O_RDONLY, 0),
+                *(
+                    (os.POSIX_SPAWN_OPEN, _GROUP_FD + number, str(path), os.O_WRONLY, 0)
+                    for number, path in enumerate(groups)
+                ),
             ],
             # Python ignores these two, and a child would inherit that
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],

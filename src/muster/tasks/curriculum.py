@@ -107,7 +107,7 @@ class Curriculum:
         successes = float(np.clip(rewards, 0.0, 1.0).sum())
         for estimate in (self._task_estimates[task_id], self._family_estimates[self._tasks[task_id].family]):
             estimate.add(successes, len(rewards), self._config.decay)
-        self._informative.append(max(rewards) - min(rewards) > GRADIENT_SPREAD)
+        self._informative.append(bool(max(rewards) - min(rewards) > GRADIENT_SPREAD))
 
     def quarantine(self, task_id: str, reason: str) -> None:
         """Never choose this task again; its environment or verifier is not to be trusted."""

@@ -144,7 +144,7 @@ class _Backward:
         delta_TH = (grad.float() * out.float()).sum(-1)
 
         def queries(x_THW: Tensor, subtract_TH: Tensor) -> Tensor:  # (K, R, T, W + 2)
-            x = torch.cat((x_THW, *_two_columns(-subtract_TH, x_THW.dtype)), dim=-1)
+            x = torch.cat((x_THW, *two_columns(-subtract_TH, x_THW.dtype)), dim=-1)
             return x.unflatten(1, (kv_heads, heads // kv_heads)).permute(1, 2, 0, 3).contiguous()
 
         def keys(x_TKW: Tensor) -> Tensor:  # (K, T, W + 2)
@@ -215,7 +215,7 @@ class _Backward:
         return dq, dk, dv
 
 
-def _two_columns(value_TH: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def two_columns(value_TH: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """value = high + low, each in `dtype`, as columns."""
     high = value_TH.to(dtype)
     low = (value_TH - high.float()).to(dtype)

@@ -1,0 +1,62 @@
+"""What a directory of tasks holds, for people: `muster tasks list`.
+
+load_directory ─► rows(tasks) ─► render(console)        problems follow the table, one line each
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from muster.tasks.harbor import load_directory
+from muster.types import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One task in the table."""
+
+    id: str
+    family: str
+    max_turns: str
+    solution: str
+    instruction: str  # first line
+
+
+def rows(tasks: Iterable[Task]) -> list[Row]:
+    return [
+        Row(
+            id=task.id,
+            family=task.family or "-",
+            max_turns=str(task.max_turns or "-"),
+            solution="yes" if task.solution else "no",
+            instruction=task.instruction.splitlines()[0],
+        )
+        for task in tasks
+    ]
+
+
+def render(directory: Path, console: Console) -> bool:
+    """Print the tasks and the problems of a directory; True when there is no problem.
+
+    Raises `TaskError` when it holds no task at all. What a task author wrote is printed as it is, never as markup.
+    """
+    loaded = load_directory(directory)
+    if loaded.tasks:
+        table = Table(box=None, pad_edge=False)
+        for title in ("task", "family", "turns", "solution"):
+            table.add_column(title, no_wrap=True)
+        table.add_column("instruction", overflow="ellipsis", no_wrap=True)
+        for row in rows(loaded.tasks):
+            cells = (row.id, row.family, row.max_turns, row.solution, row.instruction)
+            table.add_row(*(escape(cell) for cell in cells))
+        console.print(table)
+    for problem in loaded.problems:
+        console.print(f"[red]broken[/red] {escape(str(problem))}", soft_wrap=True)
+    console.print(f"{len(loaded.tasks)} tasks, {len(loaded.problems)} broken")
+    return not loaded.problems

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from muster import clock
+from muster.errors import EngineError, TrainerError
+from muster.journal import (
+    BatchRow,
+    CheckpointRow,
+    DropRow,
+    GroupRow,
+    Journal,
+    LaunchRow,
+    StepRow,
+    TrajectoryRow,
+)
+from muster.orchestrator.loops import AdmissionStopped
+from muster.sim.fake_sandbox import FakeFaults
+from muster.sim.fake_trainer import FakeTrainerConfig
+from muster.sim.fake_verifier import FakeVerifierFaults
+from orchestrator.world import World
+
+FAULTY = {
+    "sandbox_faults": FakeFaults(start_failure=0.03, loss=0.05, hang=0.02),
+    "verifier_faults": FakeVerifierFaults(crash=0.05, hang=0.01, interruption=0.03),
+    "schedule": {"infra_alarm_rate": 1.0, "max_attempts": 6},
+}
+
+
+def check_laws(world: World, *, steps: int) -> None:
+    """What must hold of every run that ended, whatever happened to it."""
+    with world.journal() as journal:
+        batches = journal.rows(BatchRow)
+        trajectories = {t.id: t for t in journal.rows(TrajectoryRow)}
+        assert [b.step for b in batches] == list(range(steps))
+        assert journal.count(StepRow) == steps
+        trained = Counter(m for b in batches for m in b.members)
+        assert max(trained.values()) == 1, "trained twice"
+        for batch in batches:
+            members = [trajectories[m] for m in batch.members]
+            assert all(m.verdict in ("success", "failure") for m in members), "only graded members train"
+            assert len(batch.groups) == 2
+            for group in batch.groups:
+                rewards = {m.reward for m in members if m.group_id == group}
+                assert len(rewards) > 1, "a group in a batch has gradient"
+            oldest = min(m.oldest_version for m in members if m.oldest_version is not None)
+            assert 0 <= batch.step - oldest <= world.max_lag, "the staleness bound"
+            assert batch.opened_at <= batch.ready_at
+        launches = {x.id for x in journal.rows(LaunchRow)}
+        dropped = {d.id for d in journal.rows(DropRow)}
+        assert launches == set(trajectories) | dropped, "every launch ended"
+        assert not set(trajectories) & dropped
+        assert {g.state for g in journal.rows(GroupRow)} <= {"trained", "dropped", "open", "ready"}
+        _check_tokens(journal)
+    assert world.backend is not None
+    assert world.backend.live <= 2, "no sandbox beside the warm ones"
+
+
+def _check_tokens(journal: Journal) -> None:
+    """Versions on tokens lie between what served at the start and at the end of the trajectory."""
+    served = {p.version.number for p in journal.publications()}
+    for row in journal.rows(TrajectoryRow):
+        for segment in row.trajectory().segments:
+            assert set(np.unique(segment.versions_T[segment.sampled_T])) <= served
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+def test_a_run_trains_every_step_on_complete_groups(tmp_path: Path, max_lag: int) -> None:
+    world = World(directory=tmp_path, max_lag=max_lag)
+    assert clock.run_virtual(world.run()) is True
+    check_laws(world, steps=4)
+
+
+def test_lag_one_overlaps_generation_with_training(tmp_path: Path) -> None:
+    def duration(max_lag: int) -> float:
+        world = World(directory=tmp_path / str(max_lag), max_lag=max_lag, steps=6, loop={"evaluate_every": 0})
+        clock.run_virtual(world.run())
+        with world.journal() as journal:
+            return journal.rows(StepRow)[-1].ended - journal.rows(StepRow)[0].started
+
+    assert duration(1) < 0.9 * duration(0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_faults_delay_a_run_but_break_no_law(tmp_path: Path, seed: int) -> None:
+    world = World(directory=tmp_path, seed=seed, max_lag=seed % 3, **FAULTY)
+    assert clock.run_virtual(world.run()) is True
+    check_laws(world, steps=4)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_run_killed_at_any_instant_resumes_and_loses_nothing(tmp_path: Path, seed: int) -> None:
+    world = World(directory=tmp_path, seed=seed, max_lag=seed % 2, **FAULTY)
+    kills = np.random.default_rng(seed).uniform(1.0, 25.0, size=3)
+    for kill_after_s in kills:
+        if clock.run_virtual(world.run(kill_after_s=float(kill_after_s))) is not None:
+            break
+    with world.journal() as journal:
+        graded = {t.id for t in journal.rows(TrajectoryRow, "reward IS NOT NULL")}
+    assert clock.run_virtual(world.run()) is True
+    check_laws(world, steps=4)
+    with world.journal() as journal:
+        assert graded <= {t.id for t in journal.rows(TrajectoryRow, "reward IS NOT NULL")}
+
+
+def test_an_update_lost_with_the_process_is_made_again_from_the_same_batch(tmp_path: Path) -> None:
+    whole = World(directory=tmp_path / "whole", loop={"checkpoint_every": 100})
+    clock.run_virtual(whole.run())
+    killed = World(directory=tmp_path / "killed", loop={"checkpoint_every": 100})
+    with whole.journal() as journal:
+        second = journal.rows(StepRow)[1]
+    assert clock.run_virtual(killed.run(kill_after_s=second.ended + 2.0)) is None
+    assert clock.run_virtual(killed.run()) is True
+    check_laws(killed, steps=4)
+    with whole.journal() as a, killed.journal() as b:
+        before = {p.version.number: p.version.digest for p in a.publications()}
+        after = {p.version.number: p.version.digest for p in b.publications()}
+    assert before[2] == after[2]
+
+
+def test_a_stop_writes_a_checkpoint_and_says_what_it_dropped(tmp_path: Path) -> None:
+    world = World(directory=tmp_path, steps=8, loop={"checkpoint_every": 100})
+    assert clock.run_virtual(world.run(stop_after_s=14.0)) is False
+    with world.journal() as journal:
+        steps, checkpoints = journal.count(StepRow), journal.rows(CheckpointRow)
+        assert 0 < steps < 8
+        assert not checkpoints or checkpoints[-1].step == steps
+        assert {d.reason for d in journal.rows(DropRow)} <= {"stopped"}
+    assert clock.run_virtual(world.run()) is True
+    check_laws(world, steps=8)
+
+
+def test_the_same_seed_gives_the_same_journal(tmp_path: Path) -> None:
+    def trajectories(name: str) -> list[TrajectoryRow]:
+        world = World(directory=tmp_path / name, seed=5, max_lag=1, **FAULTY)
+        clock.run_virtual(world.run())
+        with world.journal() as journal:
+            return journal.rows(TrajectoryRow)
+
+    assert trajectories("a") == trajectories("b")
+
+
+def test_a_trainer_that_fails_stops_the_run_with_its_cause(tmp_path: Path) -> None:
+    world = World(directory=tmp_path, trainer=FakeTrainerConfig(fails_at=1))
+    with pytest.RaisesGroup(pytest.RaisesExc(TrainerError), flatten_subgroups=True):
+        clock.run_virtual(world.run())
+    with world.journal() as journal:
+        assert journal.count(StepRow) == 1
+
+
+def test_an_engine_that_dies_stops_the_run_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(directory=tmp_path)
+        running = asyncio.ensure_future(world.run())
+        await clock.sleep(8.0)
+        assert world.engine is not None
+        world.engine.crash()
+        await running
+
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineError), flatten_subgroups=True):
+        clock.run_virtual(main())
+
+
+def test_infrastructure_that_always_fails_ends_in_an_alarm_not_in_learning(tmp_path: Path) -> None:
+    world = World(
+        directory=tmp_path,
+        sandbox_faults=FakeFaults(start_failure=1.0),
+        schedule={"infra_alarm_window": 8, "max_attempts": 5},
+    )
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(AdmissionStopped, match="failed by infrastructure"), flatten_subgroups=True
+    ):
+        clock.run_virtual(world.run())
+    with world.journal() as journal:
+        assert journal.count(StepRow) == 0
+        assert {t.reward for t in journal.rows(TrajectoryRow)} == {None}
+
+
+def test_the_live_view_sees_stages_and_progress(tmp_path: Path) -> None:
+    world = World(directory=tmp_path)
+    clock.run_virtual(world.run())
+    stages = {stage for status in world.statuses for stage in status.stages}
+    assert "decode" in stages or "engine_queue" in stages
+    assert world.statuses[-1].step == 4
+    assert world.statuses[-1].version == 4

@@ -1,0 +1,131 @@
+"""A whole run on the virtual clock: the real loops, scheduler, journal, rollouts and publisher over fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from factories import make_task
+from muster import clock
+from muster.evaluate import EvaluateConfig, Evaluator
+from muster.journal import Journal, LaunchRow
+from muster.metrics import JournalSink, Metrics
+from muster.orchestrator.dispatch import Dispatcher, derived_seed
+from muster.orchestrator.loops import LoopConfig, Orchestrator, Parts
+from muster.orchestrator.resume import standing
+from muster.orchestrator.scheduler import Scheduler, SchedulerConfig
+from muster.orchestrator.status import PoolStatus, RunStatus
+from muster.publish.publisher import Publisher, PublisherConfig
+from muster.rollout.agent import Agent, AgentConfig
+from muster.rollout.attempt import Rollout
+from muster.rollout.renderer import Renderer
+from muster.sandbox.config import SandboxConfig
+from muster.sandbox.pool import Pool
+from muster.sandbox.port import Snapshot
+from muster.sim.fake_engine import FakeRates, FakeReplica
+from muster.sim.fake_sandbox import FakeBackend, FakeFaults
+from muster.sim.fake_trainer import FakeTrainer, FakeTrainerConfig
+from muster.sim.fake_verifier import FakeVerifier, FakeVerifierFaults
+from muster.tasks.curriculum import Curriculum, CurriculumConfig
+from muster.types import Ints, Session, Task, Version
+from rollout.tokens import STOP, CharTokenizer
+
+CANARY = np.array([ord(c) for c in "canary"], np.int32)
+
+
+@dataclass(kw_only=True)
+class World:
+    """One seeded run in `directory`. `run()` may be called again: it then resumes from the journal."""
+
+    directory: Path
+    seed: int = 0
+    steps: int = 4
+    max_lag: int = 0
+    schedule: dict[str, Any] = field(default_factory=dict)
+    loop: dict[str, Any] = field(default_factory=dict)
+    sandbox_faults: FakeFaults = field(default_factory=FakeFaults)
+    verifier_faults: FakeVerifierFaults = field(default_factory=FakeVerifierFaults)
+    trainer: FakeTrainerConfig = field(default_factory=FakeTrainerConfig)
+    statuses: list[RunStatus] = field(default_factory=list)
+    backend: FakeBackend | None = None
+    engine: FakeReplica | None = None
+    orchestrator: Orchestrator | None = None
+
+    def tasks(self) -> list[Task]:
+        return [make_task(f"task{i}", family=f"family{i % 3}", max_turns=2) for i in range(12)]
+
+    def journal(self, *, write: bool = False) -> Journal:
+        path = self.directory / "journal.db"
+        return Journal.open(path, write=write) if path.exists() else Journal.create(path, meta={"run": "world"})
+
+    async def run(self, *, stop_after_s: float | None = None, kill_after_s: float | None = None) -> bool | None:
+        """True when done, False when stopped, None when killed at `kill_after_s`."""
+        with self.journal(write=True) as journal:
+            self.orchestrator = self._built(journal)
+            try:
+                async with clock.timeout(kill_after_s):
+                    if stop_after_s is not None:
+                        asyncio.get_running_loop().call_later(stop_after_s, self.orchestrator.stop)
+                    return await self.orchestrator.run()
+            except TimeoutError:
+                return None
+
+    def _built(self, journal: Journal) -> Orchestrator:
+        rng = np.random.default_rng([self.seed, journal.count(LaunchRow)])
+        backend = self.backend = FakeBackend(faults=self.sandbox_faults, rng=rng)
+        pool = Pool(backend, SandboxConfig(slots=8, warm=2, verifier_slots=4))
+        verifier = FakeVerifier(self._score, faults=self.verifier_faults, rng=rng)
+        engine = self.engine = FakeReplica("engine0", policy=self._policy, rates=FakeRates(capacity=16))
+        agent = Agent(engine=engine, renderer=Renderer(CharTokenizer()), config=AgentConfig(temperature=1.0))
+        rollout = Rollout(agent=agent, pool=pool, verifier=verifier)
+        dispatcher = Dispatcher(journal, rollout)
+        tasks = self.tasks()
+        curriculum = Curriculum(tasks, CurriculumConfig(), np.random.default_rng(self.seed))
+        config = SchedulerConfig.model_validate(
+            {"groups_per_batch": 2, "group_size": 4, "slots": 16, "max_lag": self.max_lag, **self.schedule}
+        )
+        parts = Parts(
+            journal=journal,
+            metrics=Metrics([JournalSink(journal)]),
+            scheduler=Scheduler(config, curriculum, steps=self.steps),
+            curriculum=curriculum,
+            dispatcher=dispatcher,
+            trainer=FakeTrainer(self.trainer),
+            publisher=Publisher([engine], PublisherConfig(canary_tolerance=100.0)),
+            engines=(engine,),
+            retire=lambda publication: None,
+            evaluate=Evaluator(
+                EvaluateConfig(),
+                journal=journal,
+                dispatcher=dispatcher,
+                engine=engine,
+                tasks=tasks[:4],
+                fingerprint={"engine": "fake"},
+                seed=self.seed,
+            ),
+            prefetch=rollout.prefetch,
+            pool_status=PoolStatus,
+            on_status=self.statuses.append,
+            groups_per_batch=config.groups_per_batch,
+            canary=CANARY,
+            temperature=1.0,
+        )
+        here = standing(journal, self.directory, {t.id: t for t in tasks})
+        loop = LoopConfig.model_validate({"steps": self.steps, "checkpoint_every": 2, "evaluate_every": 2, **self.loop})
+        return Orchestrator(loop, parts, here, directory=self.directory, seed=self.seed)
+
+    def _policy(self, tokens: Ints, session: Session, version: Version) -> Sequence[int]:
+        """Half of the replies do the task; how long one takes varies by a factor of ten."""
+        rng = np.random.default_rng(derived_seed(self.seed, f"{session.id}/{len(tokens)}"))
+        command = "echo yes > done" if rng.random() < 0.5 else "echo no > other"
+        padding = "." * int(rng.integers(1, 60))
+        return [ord(c) for c in f"{padding}\n```bash\n{command}\n```{STOP}"]
+
+    def _score(self, task: Task, state: Snapshot) -> float:
+        assert self.backend is not None
+        return 1.0 if self.backend.file(state, "/app/done") else 0.0
