@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from muster.engine.config import EmbeddedEngineConfig
 from muster.errors import ConfigError
-from muster.evaluate import EvaluateConfig
 from muster.orchestrator.loops import LoopConfig
 from muster.orchestrator.scheduler import SchedulerConfig
 from muster.publish.publisher import PublisherConfig
@@ -30,6 +29,16 @@ from muster.tasks.suite import SuiteConfig
 from muster.trainer.config import TrainerConfig
 from muster.trainer.correction import NoCorrection
 from muster.verifier.script import VerifierConfig
+
+
+class EvaluateConfig(BaseModel):
+    """How held-out pass rates are taken."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    attempts: int = Field(1, ge=1, description="samples for each held-out task")
+    concurrency: int = Field(64, ge=1, description="live evaluation trajectories at once")
+    retries: int = Field(2, ge=0, description="further launches after an infrastructure failure")
 
 
 class RunConfig(BaseModel):

@@ -13,23 +13,12 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from muster import clock
+from muster.config import EvaluateConfig
 from muster.engine.port import Engine
 from muster.journal import Journal, LaunchRow
 from muster.orchestrator.dispatch import Dispatcher, derived_seed
 from muster.types import Evaluation, Graded, Launch, Outcome, Task, Trajectory, Verdict
-
-
-class EvaluateConfig(BaseModel):
-    """How held-out pass rates are taken."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    attempts: int = Field(1, ge=1, description="samples for each held-out task")
-    concurrency: int = Field(64, ge=1, description="live evaluation trajectories at once")
-    retries: int = Field(2, ge=0, description="further launches after an infrastructure failure")
 
 
 class Evaluator:

@@ -18,7 +18,6 @@ import numpy as np
 from rich.console import Console
 
 from muster import clock
-from muster.journal import Journal, MetricRow
 
 
 class Reducible(Protocol):
@@ -115,14 +114,6 @@ class Metrics:
         for sink in self._sinks:
             sink.write(step, at, values)
         return values
-
-
-class JournalSink:
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-
-    def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
-        self._journal.record(*(MetricRow(name=n, step=step, at=at, value=v) for n, v in values.items()))
 
 
 class JsonlSink:

@@ -31,12 +31,13 @@ from muster.engine.port import Replica
 from muster.errors import MusterError, UserError
 from muster.evaluate import Evaluator
 from muster.journal import Journal, SessionRow
-from muster.metrics import JournalSink, JsonlSink, Metrics
+from muster.metrics import JsonlSink, Metrics
 from muster.model.tokenizer import tokenizer_from
 from muster.model.weights import resolve
 from muster.observe.dashboard import Dashboard, PlainLog
 from muster.orchestrator.dispatch import Dispatcher
 from muster.orchestrator.loops import Orchestrator, Parts
+from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import standing
 from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus

@@ -125,7 +125,7 @@ def test_an_update_lost_with_the_process_is_made_again_from_the_same_batch(tmp_p
 
 def test_a_stop_writes_a_checkpoint_and_says_what_it_dropped(tmp_path: Path) -> None:
     world = World(directory=tmp_path, steps=8, loop={"checkpoint_every": 100})
-    assert clock.run_virtual(world.run(stop_after_s=14.0)) is False
+    assert clock.run_virtual(world.run(stop_after_s=30.0)) is False
     with world.journal() as journal:
         steps, checkpoints = journal.count(StepRow), journal.rows(CheckpointRow)
         assert 0 < steps < 8

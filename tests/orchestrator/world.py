@@ -12,11 +12,13 @@ import numpy as np
 
 from factories import make_task
 from muster import clock
-from muster.evaluate import EvaluateConfig, Evaluator
+from muster.config import EvaluateConfig
+from muster.evaluate import Evaluator
 from muster.journal import Journal, LaunchRow
-from muster.metrics import JournalSink, Metrics
+from muster.metrics import Metrics
 from muster.orchestrator.dispatch import Dispatcher, derived_seed
 from muster.orchestrator.loops import LoopConfig, Orchestrator, Parts
+from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import standing
 from muster.orchestrator.scheduler import Scheduler, SchedulerConfig
 from muster.orchestrator.status import PoolStatus, RunStatus
@@ -36,6 +38,7 @@ from muster.types import Ints, Session, Task, Version
 from rollout.tokens import STOP, CharTokenizer
 
 CANARY = np.array([ord(c) for c in "canary"], np.int32)
+HANG_S = 20_000.0  # virtual; a hung verifier takes its 600 s, a few times over
 
 
 @dataclass(kw_only=True)
@@ -68,11 +71,12 @@ class World:
         with self.journal(write=True) as journal:
             self.orchestrator = self._built(journal)
             try:
-                async with clock.timeout(kill_after_s):
+                async with clock.timeout(kill_after_s or HANG_S):
                     if stop_after_s is not None:
                         asyncio.get_running_loop().call_later(stop_after_s, self.orchestrator.stop)
                     return await self.orchestrator.run()
             except TimeoutError:
+                assert kill_after_s is not None, f"hangs: {self.statuses[-1]}"
                 return None
 
     def _built(self, journal: Journal) -> Orchestrator:

@@ -1,5 +1,7 @@
 """The starter suite, with its scripts run for real: in a temporary directory, /app and /logs moved there."""
 
+import re
+import resource
 import shutil
 import subprocess
 from itertools import islice
@@ -10,7 +12,7 @@ import pytest
 from muster.errors import TaskError
 from muster.rollout import prompts
 from muster.tasks.harbor import load_directory, load_task
-from muster.tasks.starter import FAMILIES, Family, generate, instances
+from muster.tasks.starter import FAMILIES, Family, Instance, generate, instances
 from muster.tasks.starter.words import HELDOUT, SHOTS, TRAIN
 
 INSTANCES = 3
@@ -35,7 +37,7 @@ def reward(task: Path, place: Path, *, after: str = "true", solve: bool = False)
     shutil.copytree(task / "environment" / "files", app)
     scripts = [(task / "solution" / "solve.sh").read_text()] if solve else []
     for script in [*scripts, after, (task / "tests" / "test.sh").read_text()]:
-        moved = script.replace("/app", str(app)).replace("/logs", str(logs))
+        moved = re.sub(r"/logs\b", str(logs), re.sub(r"/app\b", str(app), script))
         subprocess.run(["/bin/sh", "-c", moved], cwd=app, check=False, capture_output=True)
     return (logs / "verifier" / "reward.txt").read_text()
 
@@ -57,21 +59,17 @@ def test_a_solution_that_does_too_much_fails(family, suite, tmp_path):
         "mkdir leftover",
         "echo 1 > .hidden",
         "rm -r ./*",
-        'for f in $(find . -type f); do echo more >> "$f"; done; touch leftover',
-        'find . -type f -exec ln -sf /etc/hostname {} ";"; rmdir -- *; ln -s /tmp leftover',
+        'for f in $(find . -type f); do k="/app/../${f##*/}"; mv "$f" "$k"; ln -s "$k" "$f"; done',
         "echo 1 > /logs/verifier/reward.txt; rm -r ./*",
     ):
         assert reward(task, tmp_path / "run", solve=True, after=extra) == "0\n", extra
 
 
-def test_a_changed_bystander_fails(suite, tmp_path):
-    for family in FAMILIES:
-        task = tasks_of(suite, family)[0]
-        grown = 'for f in $(find . -type f); do echo more >> "$f"; done'
-        if any(path.is_file() for path in (task / "environment" / "files").rglob("*")):
-            changed = reward(task, tmp_path / "run", solve=True, after=grown)
-            files_left = any(path.is_file() for path in (tmp_path / "run" / "app").rglob("*"))
-            assert changed == ("0\n" if files_left else "1\n"), family.name
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_file_with_other_content_fails(family, suite, tmp_path):
+    task = tasks_of(suite, family)[0]
+    grow_all = 'for f in $(find . -type f); do echo more >> "$f"; done'
+    assert reward(task, tmp_path / "run", solve=True, after=grow_all) == "0\n"
 
 
 def test_every_task_loads_and_says_its_family_and_turns(suite):
@@ -139,17 +137,14 @@ def test_a_directory_that_exists_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["suite", "mine"]
 
 
-def test_a_suite_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    real = Path.write_text
-
-    def fail_late(self: Path, *args, **kwargs):
-        if "relay-delete-train-0001" in str(self):
-            raise OSError(28, "No space left on device")
-        return real(self, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "write_text", fail_late)
-    with pytest.raises(OSError, match="No space left"):
-        generate(tmp_path / "suite", seed=0, per_family=2, split="train")
+def test_a_suite_is_written_whole_or_not_at_all(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400, limits[1]))  # a test script does not fit
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            generate(tmp_path / "suite", seed=0, per_family=2, split="train")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -158,5 +153,11 @@ def test_wrong_arguments_are_explained(tmp_path):
         generate(tmp_path / "s", seed=0, per_family=1, split="train", families=["nonsense", "copy-file"])
     with pytest.raises(TaskError, match="per_family = 0: write 1 or more"):
         generate(tmp_path / "s", seed=0, per_family=0, split="train")
-    with pytest.raises(TaskError, match="no more than .* heldout instances; ask for fewer"):
-        generate(tmp_path / "s", seed=0, per_family=10**6, split="heldout", families=["make-executable"])
+
+
+def test_a_family_that_runs_out_of_instances_says_so():
+    once = Instance(instruction="Delete a.txt.", before={"a.txt": ""}, after={}, solution="rm a.txt")
+    drawn = instances(Family(name="once", make=lambda words: once), seed=0, split="heldout")
+    assert next(drawn) == once
+    with pytest.raises(TaskError, match="family once: no more than 1 heldout instances"):
+        next(drawn)

@@ -36,7 +36,7 @@ from muster.orchestrator.scheduler import Admission, Closed, Scheduler
 from muster.orchestrator.status import PoolStatus, Progress, RunStatus
 from muster.publish.publisher import Canary, Publisher
 from muster.trainer.port import Trainer
-from muster.types import Batch, DeviceState, Evaluation, Graded, Ints, Launch, Publication, Trajectory, Verdict
+from muster.types import Batch, Cause, DeviceState, Evaluation, Graded, Ints, Launch, Publication, Trajectory, Verdict
 
 
 class LoopConfig(BaseModel):
@@ -192,6 +192,8 @@ class Orchestrator:
     async def _attempt(self, launch: Launch) -> None:
         """Commit, then count, then see what became possible."""
         trajectory = await self._p.dispatcher.run(launch, "train", derived_seed(self._seed, launch.id))
+        if trajectory.outcome.cause is Cause.ENGINE_FAILED:
+            await self._look()  # an engine that is dead says so here, before its refills fail one by one
         self._observe(trajectory)
         closed = self._p.scheduler.ended(trajectory, clock.now())
         if closed is not None:
@@ -206,6 +208,7 @@ class Orchestrator:
         if assembly.batch is not None:
             self._p.journal.record(batch_row(assembly.batch, self._step, trainer_free_at=self._device.since))
             self._batches.append(assembly.batch)
+            self._changed.fire()
 
     # --- train
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from muster.engine.port import EngineStatistics
-from muster.journal import BatchRow, DeviceRow, GroupRow
+from muster.journal import BatchRow, DeviceRow, GroupRow, Journal, MetricRow
 from muster.metrics import Last, Metrics
 from muster.orchestrator.scheduler import Group
 from muster.orchestrator.staleness import lag
 from muster.trainer.port import StepResult
 from muster.types import Batch
+
+
+class JournalSink:
+    """A `metrics.Sink` that writes into the journal."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
+        self._journal.record(*(MetricRow(name=n, step=step, at=at, value=v) for n, v in values.items()))
 
 
 def group_row(group: Group, now: float) -> GroupRow:

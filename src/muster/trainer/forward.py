@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from muster.model.attention import rope_tables
 from muster.model.config import LlamaConfig
-from muster.trainer.kernels import LogProbabilities, RMSNorm, RopeAttention, SwiGLU
+from muster.trainer.head import LogProbabilities
+from muster.trainer.kernels import RMSNorm, RopeAttention, SwiGLU
 from muster.trainer.packing import Row
 from muster.trainer.tree_attention import TreeLayout, layouts
 from muster.trainer.weights import Compute, LayerWeights
