@@ -36,9 +36,9 @@ class EvaluateConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    attempts: int = Field(1, ge=1, description="samples for each held-out task")
-    concurrency: int = Field(64, ge=1, description="live evaluation trajectories at once")
-    retries: int = Field(2, ge=0, description="further launches after an infrastructure failure")
+    attempts: int = Field(default=1, ge=1, description="samples for each held-out task")
+    concurrency: int = Field(default=64, ge=1, description="live evaluation trajectories at once")
+    retries: int = Field(default=2, ge=0, description="further launches after an infrastructure failure")
 
 
 class RunConfig(BaseModel):
@@ -49,8 +49,8 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str = Field("starter", description="a Hugging Face folder, a .gguf file, or `starter`")
-    seed: int = Field(0, description="seeds tasks, sampling and the trainer")
+    model: str = Field(default="starter", description="a Hugging Face folder, a .gguf file, or `starter`")
+    seed: int = Field(default=0, description="seeds tasks, sampling and the trainer")
     loop: LoopConfig = Field(default_factory=LoopConfig)
     tasks: SuiteConfig = Field(default_factory=SuiteConfig)
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)

@@ -16,7 +16,7 @@ import datetime
 import fcntl
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass, replace
 from importlib.metadata import version as distribution_version
 from pathlib import Path
@@ -156,7 +156,7 @@ def _new_directory(kind: str) -> Path:
 
 
 @contextlib.contextmanager
-def _driving(directory: Path) -> Iterator[Journal]:
+def _driving(directory: Path) -> Generator[Journal]:
     """One process drives a run; the lock goes with the process, however it ends. Yields the run's journal."""
     with (directory / "lock").open("w") as file:
         try:
@@ -168,7 +168,7 @@ def _driving(directory: Path) -> Iterator[Journal]:
 
 
 @contextlib.contextmanager
-def _session(journal: Journal) -> Iterator[None]:
+def _session(journal: Journal) -> Generator[None]:
     """Write down when this process began to drive the run, and why it ended."""
     row = SessionRow(id=journal.count(SessionRow), started=clock.now(), pid=os.getpid())
     journal.record(row)
@@ -209,22 +209,19 @@ def _one_evaluation(place: _Place, console: Console) -> Evaluation:
 
 
 @contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
+def _plain_errors() -> Generator[None]:
     """Task groups wrap what went wrong; the first of our own errors is what the user needs to see."""
     try:
         yield
     except BaseExceptionGroup as group:
-        if (ours := _first(group)) is not None:
-            raise ours from group
-        raise
+        ours, _ = group.split(MusterError)
+        if ours is None:
+            raise
+        raise _first(ours) from group
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> MusterError | None:
-    for error in group.exceptions:
-        found = _first(error) if isinstance(error, BaseExceptionGroup) else error
-        if isinstance(found, MusterError):
-            return found
-    return None
+def _first(group: BaseException) -> BaseException:
+    return _first(group.exceptions[0]) if isinstance(group, BaseExceptionGroup) else group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +237,7 @@ class _Built:
 
 
 @contextlib.asynccontextmanager
-async def _built(place: _Place, journal: Journal) -> AsyncIterator[_Built]:
+async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
     """Engine process, sandboxes and verifier, connected; closed in reverse order."""
     config = place.config
     renderer = Renderer(tokenizer_from(place.model))
@@ -333,7 +330,7 @@ def _pool_status(pool: Pool) -> Callable[[], PoolStatus]:
 
 
 @contextlib.contextmanager
-def _stop_on_interrupt(stop: Callable[[], None], console: Console) -> Iterator[None]:
+def _stop_on_interrupt(stop: Callable[[], None], console: Console) -> Generator[None]:
     """The first Ctrl-C (or SIGTERM) stops cleanly; the second one is Python's own interrupt."""
     loop = asyncio.get_running_loop()
 

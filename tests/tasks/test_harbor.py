@@ -214,6 +214,11 @@ def test_a_single_task_directory_is_a_directory_of_one(tmp_path):
     assert [task.id for task in load_directory(write_task(tmp_path)).tasks] == ["one"]
 
 
+def test_a_link_to_a_task_is_a_task_under_its_own_name(tmp_path):
+    (tmp_path / "two").symlink_to(write_task(tmp_path))
+    assert [task.id for task in load_directory(tmp_path).tasks] == ["one", "two"]
+
+
 def test_a_directory_without_tasks_is_an_error(tmp_path):
     with pytest.raises(TaskError, match=r"no task\.toml in it"):
         load_directory(tmp_path)

@@ -9,9 +9,9 @@ from muster.tasks.listing import render, rows
 from tasks.task_directory import write_task
 
 
-def printed(directory) -> tuple[bool, str]:
+def printed(directory, width: int = 200) -> tuple[bool, str]:
     out = io.StringIO()
-    return render(directory, Console(file=out, width=200)), out.getvalue()
+    return render(directory, Console(file=out, width=width)), out.getvalue()
 
 
 def test_a_row_shows_what_a_task_is(tmp_path):
@@ -50,3 +50,9 @@ def test_what_a_task_author_wrote_is_not_markup(tmp_path):
 def test_an_empty_directory_is_an_error(tmp_path):
     with pytest.raises(TaskError):
         printed(tmp_path)
+
+
+def test_names_are_whole_in_a_narrow_terminal(tmp_path):
+    name = "a-rather-long-name-of-a-task-0001"
+    write_task(tmp_path, name, **{"instruction.md": "word " * 40})
+    assert name in printed(tmp_path, width=80)[1]

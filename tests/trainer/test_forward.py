@@ -89,8 +89,8 @@ def test_bf16_gradients_point_where_fp32_gradients_point():
             compute.flush()
         gradients[dtype] = torch.cat([weights[name].grad.flatten() for name in sorted(weights)])
     exact, rounded = gradients[torch.float32], gradients[torch.bfloat16]
-    assert torch.nn.functional.cosine_similarity(exact, rounded, dim=0) > 0.999
-    assert abs(float(rounded.norm() / exact.norm()) - 1) < 0.02
+    assert torch.nn.functional.cosine_similarity(exact, rounded, dim=0) > 0.97
+    assert abs(float(rounded.norm() / exact.norm()) - 1) < 0.05
 
 
 def test_norm_and_gate_have_the_gradients_of_their_formulas():

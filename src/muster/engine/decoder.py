@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from muster.engine.cores import Cores
 from muster.engine.kv_store import KVStore
 from muster.engine.packed_weights import LayerWeights, PackedWeights
 from muster.engine.step_plan import LongRow, SingleBatch, StepPlan
@@ -58,16 +59,20 @@ class Decoder:
     def __init__(self, config: LlamaConfig, store: KVStore, dtype: torch.dtype) -> None:
         self._config, self._store, self._dtype = config, store, dtype
         self._group = config.heads // config.kv_heads
+        self._cores = Cores(torch.get_num_threads())
 
     @torch.inference_mode()
     def logits(self, weights: PackedWeights, plan: StepPlan, rows: list[int]) -> Tensor:
         """Feed the step; returns fp32 logits (len(rows), V) at the last token of the chosen rows."""
+        self._cores.begin(len(plan.tokens_T))
         step = self._tensors(plan)
         x_TD = F.embedding(torch.from_numpy(plan.tokens_T), weights.embedding_VD)
         for index, layer in enumerate(weights.layers):
             x_TD = self._layer(index, layer, x_TD, step)
         last = torch.from_numpy(plan.last_R[rows])
-        return weights.head(self._norm(x_TD[last], weights.norm_D)).float()
+        x_RD = self._norm(x_TD[last], weights.norm_D)
+        self._cores.end()
+        return weights.head(x_RD).float()
 
     @torch.inference_mode()
     def score(self, weights: PackedWeights, tokens_T: Tensor, temperature: float) -> Tensor:
@@ -92,21 +97,29 @@ class Decoder:
         q_TKGW, kv = self._qkv(layer, x_TD, step.cos_T1W, step.sin_T1W)
         cache_SHCW = self._store.slots_LSHCW[index]
         cache_SHCW[step.slots_T, :, step.rows_T] = kv
-        out_TKGW = self._attend(index, q_TKGW, cache_SHCW, step)
-        return self._mlp(layer, x_TD + layer.out(out_TKGW.flatten(1)))
+        out_TD = self._attend(index, q_TKGW, cache_SHCW, step).flatten(1)
+        with self._cores:
+            out_TD = layer.out(out_TD)
+        return self._mlp(layer, x_TD + out_TD)
 
     def _qkv(self, layer: LayerWeights, x_TD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Queries (T, K, G, W), and keys then values (T, 2K, W), rotated."""
         c = self._config
         rotated = c.heads + c.kv_heads
-        qkv = layer.qkv(self._norm(x_TD, layer.attention_norm_D)).view(len(x_TD), -1, c.head_width)
+        x_TD = self._norm(x_TD, layer.attention_norm_D)
+        with self._cores:
+            qkv = layer.qkv(x_TD).view(len(x_TD), -1, c.head_width)
         turned = torch.cat((qkv[:, :rotated, c.head_width // 2 :], qkv[:, :rotated, : c.head_width // 2]), -1)
         qkv[:, :rotated] = torch.addcmul(qkv[:, :rotated] * cos, turned, sin)
         return qkv[:, : c.heads].unflatten(1, (c.kv_heads, self._group)), qkv[:, c.heads :]
 
     def _mlp(self, layer: LayerWeights, x_TD: Tensor) -> Tensor:
-        gate, up = layer.gate_up(self._norm(x_TD, layer.mlp_norm_D)).chunk(2, dim=-1)
-        return x_TD + layer.down(F.silu(gate).mul_(up))
+        normed_TD = self._norm(x_TD, layer.mlp_norm_D)
+        with self._cores:
+            gate, up = layer.gate_up(normed_TD).chunk(2, dim=-1)
+        mixed = F.silu(gate).mul_(up)
+        with self._cores:
+            return x_TD + layer.down(mixed)
 
     def _norm(self, x_TD: Tensor, weight_D: Tensor) -> Tensor:
         return F.rms_norm(x_TD, weight_D.shape, weight_D, self._config.rms_eps)
@@ -126,12 +139,13 @@ class Decoder:
         outs: list[Tensor] = []
         lses: list[Tensor] = []
         for single in step.singles:
-            if single.gather is None:
-                kv = cache_SHCW[single.batch.first : single.batch.last, :, : single.longest]
-            else:
-                kv = cache_SHCW[:, :, : single.longest].index_select(0, single.gather)
             q = q_TKGW.index_select(0, single.queries_B)
-            out, lse = _flash(q, kv[:, :K], kv[:, K:], attn_mask=single.mask_B11S)
+            with self._cores:
+                if single.gather is None:
+                    kv = cache_SHCW[single.batch.first : single.batch.last, :, : single.longest]
+                else:
+                    kv = cache_SHCW[:, :, : single.longest].index_select(0, single.gather)
+                out, lse = _flash(q, kv[:, :K], kv[:, K:], attn_mask=single.mask_B11S)
             outs.append(out)
             lses.append(lse)
         for row, mask in zip(step.plan.longs, step.long_masks, strict=True):
@@ -147,7 +161,8 @@ class Decoder:
         """N tokens against the same S keys: output (N, K, G, W), log-sum-exp (N, K, G)."""
         n, K, G, W = q_NKGW.shape
         q = q_NKGW.transpose(0, 1).reshape(1, K, n * G, W)
-        out, lse = _flash(q, kv_HSW[None, :K], kv_HSW[None, K:], attn_mask=mask)
+        with self._cores:
+            out, lse = _flash(q, kv_HSW[None, :K], kv_HSW[None, K:], attn_mask=mask)
         return out.view(K, n, G, W).transpose(0, 1), lse.reshape(K, n, G).transpose(0, 1)
 
     def _tensors(self, plan: StepPlan) -> _Step:

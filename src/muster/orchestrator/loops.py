@@ -44,10 +44,10 @@ class LoopConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    steps: int = Field(20, ge=1, description="optimiser steps, each on one batch")
-    checkpoint_every: int = Field(10, ge=1, description="steps between checkpoints")
-    evaluate_every: int = Field(10, ge=0, description="steps between evaluations; 0: only at the ends")
-    watch_interval_s: float = Field(1.0, gt=0, description="how often engine statistics are read")
+    steps: int = Field(default=20, ge=1, description="optimiser steps, each on one batch")
+    checkpoint_every: int = Field(default=10, ge=1, description="steps between checkpoints")
+    evaluate_every: int = Field(default=10, ge=0, description="steps between evaluations; 0: only at the ends")
+    watch_interval_s: float = Field(default=1.0, gt=0, description="how often engine statistics are read")
 
 
 class Curriculum(Protocol):
@@ -244,16 +244,16 @@ class Orchestrator:
         trained = [
             replace(self._groups.pop(g.id), state="trained", closed_at=now, step=batch.step) for g in batch.groups
         ]
+        observe_step(self._p.metrics, batch, result)
         with self._p.journal.transaction():
             self._p.journal.record(step, *trained)
             self._p.journal.set_meta("curriculum", self._p.curriculum.state())
+            self._p.metrics.flush(batch.step)
         self._step = batch.step + 1
-        observe_step(self._p.metrics, batch, result)
         await self._publish(trained_at=now)
         self._p.scheduler.published(self._step)
         self._assemble()
         self._changed.fire()
-        self._p.metrics.flush(batch.step)
         self._progress.stepped()
 
     async def _publish(self, *, trained_at: float) -> None:

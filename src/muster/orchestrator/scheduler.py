@@ -31,25 +31,29 @@ class SchedulerConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    groups_per_batch: int = Field(8, ge=1, description="complete groups with gradient in a batch")
-    group_size: int = Field(16, ge=2, description="sibling attempts at one task")
+    groups_per_batch: int = Field(default=8, ge=1, description="complete groups with gradient in a batch")
+    group_size: int = Field(default=16, ge=2, description="sibling attempts at one task")
     min_group: int | None = Field(
-        None, ge=2, description="graded members a group may train with after refills ran out; default: all"
+        default=None, ge=2, description="graded members a group may train with after refills ran out; default: all"
     )
-    max_lag: int = Field(0, ge=0, description="versions a trained token may lie behind the trainer; 0 is on-policy")
+    max_lag: int = Field(
+        default=0, ge=0, description="versions a trained token may lie behind the trainer; 0 is on-policy"
+    )
     policy: BatchPolicy | None = Field(
-        None, description="how a batch picks ready groups; default: cohort when max_lag is 0, else window"
+        default=None, description="how a batch picks ready groups; default: cohort when max_lag is 0, else window"
     )
-    window_fraction: float = Field(0.3, gt=0, le=1, description="for policy window: share of pending submissions")
-    slots: int = Field(64, ge=1, description="live trajectories at once")
-    max_attempts: int = Field(3, ge=1, description="launches of one sibling, infrastructure refills included")
+    window_fraction: float = Field(
+        default=0.3, gt=0, le=1, description="for policy window: share of pending submissions"
+    )
+    slots: int = Field(default=64, ge=1, description="live trajectories at once")
+    max_attempts: int = Field(default=3, ge=1, description="launches of one sibling, infrastructure refills included")
     infra_alarm_rate: float = Field(
-        0.5,
+        default=0.5,
         gt=0,
         le=1,
         description="share of infrastructure failures among recent trajectories that stops admission",
     )
-    infra_alarm_window: int = Field(64, ge=4, description="recent trajectories that the alarm looks at")
+    infra_alarm_window: int = Field(default=64, ge=4, description="recent trajectories that the alarm looks at")
 
     @model_validator(mode="after")
     def _consistent(self) -> SchedulerConfig:

@@ -53,8 +53,10 @@ class MemoryExporter:
         """
         header = _header(arrays, dtype=dtype, number=number, digest=digest)
         size_bytes = len(header) + sum(array.nbytes for array in arrays.values())
-        path = self._place(size_bytes) / self._name(number)
+        place = self.directory if self._has_room(size_bytes) else self.fallback
+        path = place / self._name(number)
         try:
+            place.mkdir(parents=True, exist_ok=True)
             _write(path, header, arrays)
         except OSError as error:
             raise PublicationError(f"cannot write {path}: {error}", {"size_bytes": size_bytes}) from error
@@ -90,11 +92,10 @@ class MemoryExporter:
         label = re.sub(r"[^A-Za-z0-9_.]", "_", self.run_label)
         return f"muster-{label}-{self.owner_pid}"
 
-    def _place(self, size_bytes: int) -> Path:
-        if self.directory.is_dir() and shutil.disk_usage(self.directory).free >= size_bytes + _SPARE_BYTES:
-            return self.directory
-        self.fallback.mkdir(parents=True, exist_ok=True)
-        return self.fallback
+    def _has_room(self, size_bytes: int) -> bool:
+        if not self.directory.is_dir():
+            return False
+        return shutil.disk_usage(self.directory).free >= size_bytes + _SPARE_BYTES
 
 
 def retire(publication: Publication) -> None:

@@ -27,12 +27,12 @@ class PublisherConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    in_flight: InFlight = Field(InFlight.HOLD, description="what the pause does to requests in flight")
-    cache: CachePolicy = Field(CachePolicy.KEEP, description="what the commit does to their cache")
-    stage_timeout_s: float = Field(120.0, gt=0, description="deadline for fetching and decoding")
-    commit_timeout_s: float = Field(60.0, gt=0, description="deadline for pause, commit, checks and resume")
+    in_flight: InFlight = Field(default=InFlight.HOLD, description="what the pause does to requests in flight")
+    cache: CachePolicy = Field(default=CachePolicy.KEEP, description="what the commit does to their cache")
+    stage_timeout_s: float = Field(default=120.0, gt=0, description="deadline for fetching and decoding")
+    commit_timeout_s: float = Field(default=60.0, gt=0, description="deadline for pause, commit, checks and resume")
     canary_tolerance: float = Field(
-        0.1, gt=0, description="largest mean |difference| of canary log-probabilities, engine against trainer"
+        default=0.1, gt=0, description="largest mean |difference| of canary log-probabilities, engine against trainer"
     )
 
 

@@ -31,21 +31,21 @@ class AgentConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    prompt: PromptName = Field("starter", description="few-shot prompt of the starter model, or zero-shot")
-    action_format: FormatName = Field("fenced", description="how the model writes a command")
-    temperature: float = Field(0.7, gt=0, description="the policy is softmax(logits / temperature)")
-    max_turns: int = Field(6, ge=1, description="replies in one trajectory; a task may set fewer")
-    max_tokens_per_turn: int = Field(64, ge=1, description="sampled tokens in one reply")
-    max_tokens: int = Field(512, ge=1, description="sampled tokens in one trajectory")
-    max_context_tokens: int = Field(1024, ge=16, description="tokens the trajectory may hold in all")
-    command_timeout_s: float = Field(10.0, gt=0, description="one command; the model is told when it ran out")
-    time_budget_s: float = Field(120.0, gt=0, description="the model's own time in one trajectory")
+    prompt: PromptName = Field(default="starter", description="few-shot prompt of the starter model, or zero-shot")
+    action_format: FormatName = Field(default="fenced", description="how the model writes a command")
+    temperature: float = Field(default=0.7, gt=0, description="the policy is softmax(logits / temperature)")
+    max_turns: int = Field(default=6, ge=1, description="replies in one trajectory; a task may set fewer")
+    max_tokens_per_turn: int = Field(default=64, ge=1, description="sampled tokens in one reply")
+    max_tokens: int = Field(default=512, ge=1, description="sampled tokens in one trajectory")
+    max_context_tokens: int = Field(default=1024, ge=16, description="tokens the trajectory may hold in all")
+    command_timeout_s: float = Field(default=10.0, gt=0, description="one command; the model is told when it ran out")
+    time_budget_s: float = Field(default=120.0, gt=0, description="the model's own time in one trajectory")
     reference_tokens_per_s: float = Field(
-        50.0,
+        default=50.0,
         gt=0,
         description="rate at which sampled tokens are charged to the time budget, whatever the engine did",
     )
-    observation_chars: int = Field(1500, ge=16, description="output shown to the model; head and tail are kept")
+    observation_chars: int = Field(default=1500, ge=16, description="output shown to the model; head and tail are kept")
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class Agent:
 
     engine: Engine
     renderer: Renderer
-    config: AgentConfig = field(default_factory=AgentConfig)
+    config: AgentConfig
 
     def begin(self, task: Task) -> Episode:
         messages = conversation(self.config.prompt, task.instruction)

@@ -58,6 +58,7 @@ def load_task(directory: Path, *, variables: Mapping[str, str] | None = None) ->
 
     Raises `TaskError`.
     """
+    name = directory.absolute().name  # a link to a directory is a task of its own name
     directory = directory.resolve()
     toml = read_toml(_regular(directory / "task.toml"))
     instruction = _instruction(directory / "instruction.md")
@@ -67,7 +68,7 @@ def load_task(directory: Path, *, variables: Mapping[str, str] | None = None) ->
     known = variables or {}
     where = directory / "task.toml"
     return Task(
-        id=directory.name,
+        id=name,
         instruction=instruction,
         root=directory,
         image=ImageSpec(

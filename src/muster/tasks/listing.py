@@ -48,15 +48,22 @@ def render(directory: Path, console: Console) -> bool:
     """
     loaded = load_directory(directory)
     if loaded.tasks:
-        table = Table(box=None, pad_edge=False)
-        for title in ("task", "family", "turns", "solution"):
-            table.add_column(title, no_wrap=True)
-        table.add_column("instruction", overflow="ellipsis", no_wrap=True)
-        for row in rows(loaded.tasks):
-            cells = (row.id, row.family, row.max_turns, row.solution, row.instruction)
-            table.add_row(*(escape(cell) for cell in cells))
-        console.print(table)
+        console.print(_table(rows(loaded.tasks)))
     for problem in loaded.problems:
         console.print(f"[red]broken[/red] {escape(str(problem))}", soft_wrap=True)
     console.print(f"{len(loaded.tasks)} tasks, {len(loaded.problems)} broken")
     return not loaded.problems
+
+
+def _table(listed: list[Row]) -> Table:
+    """Names keep their width in a narrow terminal: they are what a reader copies. The instruction gives way."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("task", no_wrap=True, min_width=max(len(row.id) for row in listed))
+    table.add_column("family", no_wrap=True, min_width=max(len(row.family) for row in listed))
+    table.add_column("turns", justify="right", min_width=len("turns"))
+    table.add_column("solution", min_width=len("solution"))
+    table.add_column("instruction", overflow="ellipsis", no_wrap=True)
+    for row in listed:
+        cells = (row.id, row.family, row.max_turns, row.solution, row.instruction)
+        table.add_row(*(escape(cell) for cell in cells))
+    return table

@@ -25,11 +25,13 @@ class SuiteConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    train: Path | None = Field(None, description="directory of Harbor tasks; none: generate the starter suite")
-    heldout: Path | None = Field(None, description="directory of held-out tasks; none: generate, or no evaluation")
-    per_family: int = Field(24, ge=1, description="starter suite: training instances of each family")
-    heldout_per_family: int = Field(8, ge=1, description="starter suite: held-out instances of each family")
-    families: tuple[str, ...] | None = Field(None, description="starter suite: families to generate; none: all")
+    train: Path | None = Field(default=None, description="directory of Harbor tasks; none: generate the starter suite")
+    heldout: Path | None = Field(
+        default=None, description="directory of held-out tasks; none: generate, or no evaluation"
+    )
+    per_family: int = Field(default=24, ge=1, description="starter suite: training instances of each family")
+    heldout_per_family: int = Field(default=8, ge=1, description="starter suite: held-out instances of each family")
+    families: tuple[str, ...] | None = Field(default=None, description="starter suite: families to generate; none: all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

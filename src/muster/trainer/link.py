@@ -45,7 +45,8 @@ class Link:
         self._requests = 0
         self._death: str | None = None
         self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
-        self._listening = asyncio.gather(self._answers(reader), self._keep_stderr())
+        self._last_words = asyncio.create_task(self._keep_stderr())
+        self._listening = asyncio.create_task(self._answers(reader))
 
     async def call(self, method: str, arguments: tuple[Any, ...] | Setup, keywords: dict[str, Any]) -> Any:
         """Raises what the method raised there, or `TrainerError` when the process is or becomes dead."""
@@ -80,6 +81,7 @@ class Link:
                 self._settle(pickle.loads(await reader.readexactly(length)))
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await self._process.wait()
+            await self._last_words
             self._die(f"the trainer's process ended with code {code}")
 
     def _settle(self, answer: Answer) -> None:
@@ -119,6 +121,7 @@ async def open_link(threads: int) -> Link:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # an interrupt at the terminal is the parent's to handle
             env={**os.environ, **_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)},
         )
     reader, writer = await asyncio.open_connection(sock=ours)

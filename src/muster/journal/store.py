@@ -1,0 +1,242 @@
+"""Writing and reading a run's record. See the package's docstring for its law."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from muster.errors import JournalError, UserError
+from muster.journal.codec import decoders, encode, pack_segments
+from muster.journal.rows import (
+    BatchRow,
+    CheckpointRow,
+    DeviceRow,
+    DropRow,
+    EventRow,
+    GroupRow,
+    LaunchRow,
+    MetricRow,
+    Purpose,
+    SessionRow,
+    SpanRow,
+    StepRow,
+    TrajectoryRow,
+)
+from muster.types import Evaluation, Graded, PublicationRecord, Trajectory, Version
+
+SCHEMA_VERSION = 1
+
+_TABLES: dict[type[Any], tuple[str, str]] = {  # row class -> (table, primary key)
+    SessionRow: ("session", "id"),
+    GroupRow: ("grp", "id"),
+    LaunchRow: ("launch", "id"),
+    DropRow: ("dropped", "id"),
+    TrajectoryRow: ("trajectory", "id"),
+    SpanRow: ("span", "owner, start, stage"),
+    DeviceRow: ("device", "device, start, state"),
+    BatchRow: ("batch", "step"),
+    StepRow: ("step", "step"),
+    MetricRow: ("metric", "name, step, at"),
+    EventRow: ("event", "at, kind, message"),
+    CheckpointRow: ("checkpoint", "step"),
+}
+_JSON_TABLES = ("publication", "evaluation")  # whole records, by number and name
+
+Row = TypeVar("Row")
+
+
+class Journal:
+    """Example:
+
+    >>> with Journal.create(path, meta={"run": "demo"}) as journal:  # doctest: +SKIP
+    ...     journal.record(LaunchRow(...))
+    ...     journal.rows(LaunchRow)
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._db = connection
+        self.path = path
+        self._depth = 0
+
+    @classmethod
+    def create(cls, path: Path, *, meta: Mapping[str, Any]) -> Journal:
+        """Start a new journal. Raises `UserError` if the file exists."""
+        if path.exists():
+            raise UserError(f"{path} exists already; resume that run or choose another directory")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        journal = cls(_connect(path, "rwc"), path)
+        with journal.transaction():
+            for row, (table, key) in _TABLES.items():
+                columns = ", ".join(f'"{f.name}"' for f in fields(row))
+                journal._db.execute(f"CREATE TABLE {table} ({columns}, PRIMARY KEY ({key})) WITHOUT ROWID")
+            for table in (*_JSON_TABLES, "meta"):
+                journal._db.execute(f"CREATE TABLE {table} (number, name, data, PRIMARY KEY (number, name))")
+            journal._db.execute("CREATE INDEX launch_group ON launch (group_id)")
+            journal._db.execute("CREATE INDEX trajectory_group ON trajectory (group_id)")
+            for name, value in {**meta, "schema": SCHEMA_VERSION}.items():
+                journal.set_meta(name, value)
+        return journal
+
+    @classmethod
+    def open(cls, path: Path, *, write: bool = False) -> Journal:
+        """Open an existing journal; read-only unless `write`."""
+        if not path.exists():
+            raise UserError(f"{path}: no journal there; is it the directory of a run?")
+        try:
+            journal = cls(_connect(path, "rw" if write else "ro"), path)
+            schema = journal.meta().get("schema")
+        except sqlite3.DatabaseError as error:
+            raise JournalError(f"{path}: not a journal that can be read ({error})") from error
+        if schema != SCHEMA_VERSION:
+            raise JournalError(f"{path}: schema {schema}, this Muster reads {SCHEMA_VERSION}")
+        return journal
+
+    @contextmanager
+    def transaction(self) -> Generator[None]:
+        """All records inside are committed together or not at all. Nests: only the outermost commits."""
+        if self._depth == 0:
+            self._db.execute("BEGIN IMMEDIATE")
+        self._depth += 1
+        try:
+            yield
+        except BaseException:
+            self._depth -= 1
+            if self._depth == 0:
+                self._db.execute("ROLLBACK")
+            raise
+        self._depth -= 1
+        if self._depth == 0:
+            self._db.execute("COMMIT")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # writing
+
+    def record(self, *rows: Any) -> None:
+        """Write rows, together. A row with the key of an earlier one replaces it."""
+        with self.transaction():
+            for row in rows:
+                table, _ = _TABLES[type(row)]
+                values = [encode(getattr(row, f.name)) for f in fields(row)]
+                marks = ", ".join("?" * len(values))
+                self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)
+
+    def record_trajectory(self, trajectory: Trajectory, *, sibling: int, purpose: Purpose) -> None:
+        """Commit a trajectory with its spans; afterwards it may be counted."""
+        sampled = [s.versions_T[s.sampled_T] for s in trajectory.segments]
+        versions = np.concatenate(sampled) if sampled else np.zeros(0, np.int32)
+        outcome = trajectory.outcome
+        row = TrajectoryRow(
+            id=trajectory.id,
+            group_id=trajectory.group_id,
+            task_id=trajectory.task_id,
+            purpose=purpose,
+            sibling=sibling,
+            attempt=trajectory.attempt,
+            started=trajectory.started,
+            ended=trajectory.ended,
+            verdict=outcome.verdict,
+            cause=outcome.cause,
+            reward=outcome.reward if isinstance(outcome, Graded) else None,
+            evidence=dict(outcome.evidence),
+            oldest_version=int(versions.min()) if len(versions) else None,
+            newest_version=int(versions.max()) if len(versions) else None,
+            sampled_tokens=trajectory.sampled_tokens,
+            prompt_tokens=sum(t.prompt_tokens for t in trajectory.turns),
+            cached_tokens=sum(t.cached_tokens for t in trajectory.turns),
+            turns=[asdict(t) for t in trajectory.turns],
+            snapshots=list(trajectory.snapshots),
+            segments=pack_segments(trajectory.segments),
+        )
+        spans = (SpanRow(owner=s.owner, stage=str(s.stage), start=s.start, end=s.end) for s in trajectory.spans)
+        self.record(row, *spans)
+
+    def record_publication(self, publication: PublicationRecord) -> None:
+        self._record_json("publication", publication.version.number, publication.replica, publication)
+
+    def record_evaluation(self, evaluation: Evaluation) -> None:
+        name = f"{evaluation.step}@{evaluation.started:.6f}"
+        self._record_json("evaluation", evaluation.step, name, evaluation)
+
+    def set_meta(self, name: str, value: Any) -> None:
+        with self.transaction():
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES (0, ?, ?)", (name, json.dumps(value)))
+
+    def _record_json(self, table: str, number: int, name: str, record: Any) -> None:
+        with self.transaction():
+            self._db.execute(
+                f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)",
+                (number, name, json.dumps(asdict(record))),
+            )
+
+    # reading
+
+    def rows(self, row: type[Row], where: str = "", *values: Any) -> list[Row]:
+        """Rows in key order. `where` is SQL over the row's fields with `?` marks, e.g. `"step >= ?", 3`."""
+        table, key = _TABLES[row]
+        names = ", ".join(f'"{f.name}"' for f in fields(row))  # type: ignore[arg-type]
+        clause = f"WHERE {where}" if where else ""
+        cursor = self._db.execute(f"SELECT {names} FROM {table} {clause} ORDER BY {key}", values)
+        columns = decoders(row)
+        return [row(**{name: decode(v) for (name, decode), v in zip(columns, r, strict=True)}) for r in cursor]
+
+    def count(self, row: type[Any], where: str = "", *values: Any) -> int:
+        clause = f"WHERE {where}" if where else ""
+        return int(self._db.execute(f"SELECT COUNT(*) FROM {_TABLES[row][0]} {clause}", values).fetchone()[0])
+
+    def meta(self) -> dict[str, Any]:
+        return {name: json.loads(data) for name, data in self._db.execute("SELECT name, data FROM meta")}
+
+    def trajectory(self, id: str) -> Trajectory:
+        """One trajectory with its spans. Raises `UserError` for an unknown id."""
+        rows = self.rows(TrajectoryRow, "id = ?", id)
+        if not rows:
+            raise UserError(f"{self.path}: no trajectory {id!r} (an id looks like g000012.3)")
+        spans = self.rows(SpanRow, "owner = ?", id)
+        return rows[0].trajectory(s.span() for s in spans)
+
+    def publications(self) -> list[PublicationRecord]:
+        return [PublicationRecord(**{**d, "version": Version(**d["version"])}) for d in self._json("publication")]
+
+    def evaluations(self) -> list[Evaluation]:
+        """In the order they were taken."""
+        records = [_evaluation(d) for d in self._json("evaluation")]
+        return sorted(records, key=lambda e: e.started)
+
+    def _json(self, table: str) -> list[dict[str, Any]]:
+        cursor = self._db.execute(f"SELECT data FROM {table} ORDER BY number, name")
+        return [json.loads(data) for (data,) in cursor]
+
+
+def _publication(data: dict[str, Any]) -> PublicationRecord:
+    whole: dict[str, Any] = {**data, "version": Version(**data["version"])}
+    return PublicationRecord(**whole)
+
+
+def _evaluation(data: dict[str, Any]) -> Evaluation:
+    by_family = {name: tuple(counts) for name, counts in data["by_family"].items()}
+    whole: dict[str, Any] = {**data, "version": Version(**data["version"]), "by_family": by_family}
+    return Evaluation(**whole)
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10.0)
+    if mode != "ro":
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")  # a killed process loses nothing; a power cut the last moments
+    return db
