@@ -9,12 +9,12 @@ root. Unknown keys are errors that name the nearest valid one. `--set a.b=value`
 from __future__ import annotations
 
 import difflib
-import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from muster.engine.config import EmbeddedEngineConfig
@@ -106,10 +106,7 @@ def validate(values: Mapping[str, Any], *, source: str = "configuration") -> Run
 
 def to_toml(config: RunConfig) -> str:
     """The resolved configuration, in the form that `load` reads."""
-    values = config.model_dump(mode="json", exclude_none=True)
-    lines = [f"{key} = {_scalar(v)}" for key, v in values.items() if not isinstance(v, dict)]
-    lines += _tables(values, ())
-    return "\n".join(lines) + "\n"
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -131,12 +128,11 @@ def _assign(values: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     *path, last = key.strip().split(".")
-    table = values
+    table: dict[str, Any] = values
     for name in path:
-        inner = table.setdefault(name, {})
-        if not isinstance(inner, dict):
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
             raise ConfigError(f"--set {override!r}: {name} is a value, not a section")
-        table = inner
     table[last] = value
 
 
@@ -167,19 +163,3 @@ def _key_paths(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield from _key_paths(kind, f"{prefix}{name}.")
-
-
-def _tables(values: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    lines: list[str] = []
-    for key, value in values.items():
-        if isinstance(value, dict):
-            here = (*path, key)
-            plain = {k: v for k, v in value.items() if not isinstance(v, dict)}
-            lines += ["", f"[{'.'.join(here)}]", *(f"{k} = {_scalar(v)}" for k, v in plain.items())]
-            lines += _tables({k: v for k, v in value.items() if isinstance(v, dict)}, here)
-    return lines
-
-
-def _scalar(value: Any) -> str:
-    """JSON's scalars, strings and arrays are TOML too."""
-    return json.dumps(value, ensure_ascii=False)

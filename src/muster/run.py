@@ -213,15 +213,13 @@ def _plain_errors() -> Generator[None]:
     """Task groups wrap what went wrong; the first of our own errors is what the user needs to see."""
     try:
         yield
-    except BaseExceptionGroup as group:
-        ours, _ = group.split(MusterError)
-        if ours is None:
-            raise
-        raise _first(ours) from group
+    except* MusterError as group:
+        raise _first(group) from None
 
 
-def _first(group: BaseException) -> BaseException:
-    return _first(group.exceptions[0]) if isinstance(group, BaseExceptionGroup) else group
+def _first(error: BaseException) -> BaseException:
+    inner: tuple[BaseException, ...] = getattr(error, "exceptions", ())
+    return _first(inner[0]) if inner else error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

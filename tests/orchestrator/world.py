@@ -38,6 +38,7 @@ from muster.types import Ints, Session, Task, Version
 from rollout.tokens import STOP, CharTokenizer
 
 CANARY = np.array([ord(c) for c in "canary"], np.int32)
+AGENT = AgentConfig(temperature=1.0, max_context_tokens=4000)  # a token is a character here
 HANG_S = 20_000.0  # virtual; a hung verifier takes its 600 s, a few times over
 
 
@@ -85,7 +86,7 @@ class World:
         pool = Pool(backend, SandboxConfig(slots=8, warm=2, verifier_slots=4))
         verifier = FakeVerifier(self._score, faults=self.verifier_faults, rng=rng)
         engine = self.engine = FakeReplica("engine0", policy=self._policy, rates=FakeRates(capacity=16))
-        agent = Agent(engine=engine, renderer=Renderer(CharTokenizer()), config=AgentConfig(temperature=1.0))
+        agent = Agent(engine=engine, renderer=Renderer(CharTokenizer()), config=AGENT)
         rollout = Rollout(agent=agent, pool=pool, verifier=verifier)
         dispatcher = Dispatcher(journal, rollout)
         tasks = self.tasks()

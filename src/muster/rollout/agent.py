@@ -35,7 +35,7 @@ class AgentConfig(BaseModel):
     action_format: FormatName = Field(default="fenced", description="how the model writes a command")
     temperature: float = Field(default=0.7, gt=0, description="the policy is softmax(logits / temperature)")
     max_turns: int = Field(default=6, ge=1, description="replies in one trajectory; a task may set fewer")
-    max_tokens_per_turn: int = Field(default=64, ge=1, description="sampled tokens in one reply")
+    max_tokens_per_turn: int = Field(default=40, ge=1, description="sampled tokens in one reply")
     max_tokens: int = Field(default=512, ge=1, description="sampled tokens in one trajectory")
     max_context_tokens: int = Field(default=1024, ge=16, description="tokens the trajectory may hold in all")
     command_timeout_s: float = Field(default=10.0, gt=0, description="one command; the model is told when it ran out")

@@ -29,7 +29,7 @@ class SandboxConfig(BaseModel):
         default_factory=_default_state_dir,
         description="images and writable layers; a real file system (overlayfs cannot write on overlayfs)",
     )
-    slots: int = Field(default=32, ge=1, description="agent sandboxes alive at once, warm ones included")
+    slots: int = Field(default=64, ge=1, description="agent sandboxes alive at once, warm ones included")
     warm: int = Field(default=8, ge=0, description="forks kept ready for the snapshots that come next")
     verifier_slots: int = Field(
         default=8, ge=1, description="sandboxes for verification alone, so that it never waits behind agents"

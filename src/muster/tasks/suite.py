@@ -30,7 +30,7 @@ class SuiteConfig(BaseModel):
         default=None, description="directory of held-out tasks; none: generate, or no evaluation"
     )
     per_family: int = Field(default=24, ge=1, description="starter suite: training instances of each family")
-    heldout_per_family: int = Field(default=8, ge=1, description="starter suite: held-out instances of each family")
+    heldout_per_family: int = Field(default=4, ge=1, description="starter suite: held-out instances of each family")
     families: tuple[str, ...] | None = Field(default=None, description="starter suite: families to generate; none: all")
 
 

@@ -1,0 +1,154 @@
+"""One attempt over fakes on the virtual clock: what the model did and what happened to it decide the outcome."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from factories import make_task
+from muster import clock
+from muster.rollout.agent import Agent, AgentConfig
+from muster.rollout.attempt import Rollout
+from muster.rollout.conversation import conversation
+from muster.rollout.renderer import Renderer
+from muster.rollout.spans import SpanRecorder
+from muster.sandbox.config import SandboxConfig
+from muster.sandbox.pool import Pool
+from muster.sim.fake_engine import FakeRates, FakeReplica
+from muster.sim.fake_sandbox import FakeBackend, FakeFaults
+from muster.sim.fake_verifier import FakeVerifier
+from muster.types import Cause, Graded, Ints, Launch, Session, Trajectory, Verdict, Version
+from rollout.tokens import STOP, CharTokenizer
+
+ROOMY = AgentConfig(temperature=1.0, max_context_tokens=4000)  # a token is a character here
+SOLVE = "```bash\necho yes > done\n```"
+
+
+def attempt(
+    *replies: str,
+    config: AgentConfig | None = None,
+    max_turns: int | None = None,
+    faults: FakeFaults | None = None,
+    break_engine: bool = False,
+    rates: FakeRates | None = None,
+) -> Trajectory:
+    """The outcome of a model that gives `replies` in order (the last one again and again)."""
+
+    def policy(tokens: Ints, session: Session, version: Version) -> Sequence[int]:
+        turn = sum(1 for t in tokens.tolist() if t == ord(STOP)) - prompt_stops
+        return [ord(c) for c in replies[min(turn // 2, len(replies) - 1)] + STOP]
+
+    async def main() -> Trajectory:
+        backend = FakeBackend(faults=faults, rng=np.random.default_rng(0))
+        engine = FakeReplica("engine0", policy=policy, rates=rates)
+        if break_engine:
+            engine.crash("no power")
+        agent = Agent(engine=engine, renderer=renderer, config=config or ROOMY)
+        verifier = FakeVerifier(lambda task, state: 1.0 if backend.file(state, "/app/done") else 0.0)
+        rollout = Rollout(agent=agent, pool=Pool(backend, SandboxConfig(warm=0)), verifier=verifier)
+        launch = Launch(id="g0.0", group_id="g0", task=task, sibling=0)
+        trajectory = await rollout.run(launch, SpanRecorder(launch.id), seed=1)
+        await clock.sleep(1)
+        assert backend.live == 0, "the sandbox was given back"
+        return trajectory
+
+    renderer = Renderer(CharTokenizer())
+    task = make_task("task", max_turns=max_turns)
+    prompt = renderer.prompt(conversation("starter", task.instruction))
+    prompt_stops = prompt.count(ord(STOP))
+    return clock.run_virtual(main())
+
+
+def test_a_model_that_solves_and_says_so_succeeds() -> None:
+    trajectory = attempt(SOLVE, "DONE")
+    assert trajectory.outcome.verdict is Verdict.SUCCESS
+    assert trajectory.outcome.cause is Cause.VERIFIER_PASSED
+    assert [t.command for t in trajectory.turns] == ["echo yes > done", None]
+    assert trajectory.turns[0].exit_code == 0
+
+
+def test_a_model_that_gives_up_fails() -> None:
+    outcome = attempt("DONE").outcome
+    assert (outcome.verdict, outcome.cause) == (Verdict.FAILURE, Cause.VERIFIER_FAILED)
+
+
+def test_a_model_loop_that_never_ends_is_graded_when_its_turns_are_spent() -> None:
+    trajectory = attempt("```bash\necho again\n```")
+    assert (trajectory.outcome.verdict, trajectory.outcome.cause) == (Verdict.FAILURE, Cause.TURN_BUDGET)
+    assert len(trajectory.turns) == AgentConfig().max_turns
+
+
+def test_the_task_may_allow_fewer_turns_and_the_final_state_still_counts() -> None:
+    trajectory = attempt(SOLVE, max_turns=1)
+    assert trajectory.outcome.verdict is Verdict.SUCCESS
+    assert len(trajectory.turns) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "cause"),
+    [
+        ({"max_tokens": 20, "max_tokens_per_turn": 20}, Cause.TOKEN_BUDGET),
+        ({"max_context_tokens": 2600, "max_turns": 90, "max_tokens": 9999}, Cause.CONTEXT_BUDGET),
+        ({"time_budget_s": 2.0, "max_turns": 90, "max_tokens": 9999}, Cause.TIME_BUDGET),
+    ],
+)
+def test_each_budget_ends_the_episode_with_its_own_cause(config: dict[str, float], cause: Cause) -> None:
+    base = {"temperature": 1.0, "max_context_tokens": 4000, "max_tokens_per_turn": 60}
+    trajectory = attempt("```bash\nsleep 0.5\n```", config=AgentConfig.model_validate({**base, **config}))
+    assert trajectory.outcome.cause is cause
+
+
+def test_a_slow_engine_never_consumes_the_models_time() -> None:
+    config = ROOMY.model_copy(update={"time_budget_s": 5.0, "reference_tokens_per_s": 100.0})
+    trajectory = attempt(SOLVE, "DONE", config=config, rates=FakeRates(decode_token_s=2.0))
+    assert trajectory.ended - trajectory.started > 20
+    assert trajectory.outcome.verdict is Verdict.SUCCESS
+
+
+def test_a_reply_that_cannot_be_read_is_an_observation() -> None:
+    trajectory = attempt("hm", SOLVE, "DONE")
+    assert trajectory.turns[0].command is None
+    assert "No command found" in trajectory.turns[0].observation
+    assert trajectory.outcome.verdict is Verdict.SUCCESS
+
+
+def test_a_dead_engine_is_infrastructure_with_no_reward() -> None:
+    outcome = attempt(SOLVE, break_engine=True).outcome
+    assert (outcome.verdict, outcome.cause) == (Verdict.INFRA, Cause.ENGINE_FAILED)
+    assert not isinstance(outcome, Graded)
+
+
+def test_a_sandbox_that_never_starts_is_infrastructure() -> None:
+    outcome = attempt(SOLVE, faults=FakeFaults(start_failure=1.0)).outcome
+    assert (outcome.verdict, outcome.cause) == (Verdict.INFRA, Cause.SANDBOX_START_FAILED)
+
+
+def test_a_sandbox_lost_from_outside_is_infrastructure() -> None:
+    outcome = attempt(SOLVE, faults=FakeFaults(loss=1.0)).outcome
+    assert (outcome.verdict, outcome.cause) == (Verdict.INFRA, Cause.SANDBOX_LOST)
+
+
+def test_a_model_that_destroys_its_sandbox_fails_on_the_tokens_that_did_it() -> None:
+    trajectory = attempt("```bash\ndestroy\n```")
+    outcome = trajectory.outcome
+    assert (outcome.verdict, outcome.cause) == (Verdict.FAILURE, Cause.SANDBOX_DESTROYED_BY_AGENT)
+    assert trajectory.sampled_tokens > 0
+
+
+def test_spans_cover_the_trajectory_without_gap_or_overlap() -> None:
+    trajectory = attempt(SOLVE, "DONE")
+    spans = trajectory.spans
+    assert spans[0].start == trajectory.started
+    assert spans[-1].end == trajectory.ended
+    assert all(a.end == pytest.approx(b.start) for a, b in itertools.pairwise(spans))
+    assert {"decode", "tool", "verify"} <= {str(s.stage) for s in spans}
+
+
+def test_trained_ids_are_sampled_ids() -> None:
+    trajectory = attempt(SOLVE, "DONE")
+    (segment,) = trajectory.segments
+    sampled = "".join(chr(t) for t in segment.tokens_T[segment.sampled_T])
+    assert sampled == f"{SOLVE}{STOP}DONE{STOP}"
