@@ -44,9 +44,9 @@ class LoopConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    steps: int = Field(default=20, ge=1, description="optimiser steps, each on one batch")
-    checkpoint_every: int = Field(default=10, ge=1, description="steps between checkpoints")
-    evaluate_every: int = Field(default=10, ge=0, description="steps between evaluations; 0: only at the ends")
+    steps: int = Field(default=14, ge=1, description="optimiser steps, each on one batch")
+    checkpoint_every: int = Field(default=7, ge=1, description="steps between checkpoints")
+    evaluate_every: int = Field(default=7, ge=0, description="steps between evaluations; 0: only at the ends")
     watch_interval_s: float = Field(default=1.0, gt=0, description="how often engine statistics are read")
 
 

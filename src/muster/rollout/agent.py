@@ -38,7 +38,7 @@ class AgentConfig(BaseModel):
     max_tokens_per_turn: int = Field(default=40, ge=1, description="sampled tokens in one reply")
     max_tokens: int = Field(default=512, ge=1, description="sampled tokens in one trajectory")
     max_context_tokens: int = Field(default=1024, ge=16, description="tokens the trajectory may hold in all")
-    command_timeout_s: float = Field(default=10.0, gt=0, description="one command; the model is told when it ran out")
+    command_timeout_s: float = Field(default=5.0, gt=0, description="one command; the model is told when it ran out")
     time_budget_s: float = Field(default=120.0, gt=0, description="the model's own time in one trajectory")
     reference_tokens_per_s: float = Field(
         default=50.0,

@@ -122,10 +122,11 @@ def _path(cohort: Cohort, capacity: Capacity) -> float | None:
 
 
 def _paths(cohort: Cohort, capacity: Capacity) -> Array | None:
-    rate = capacity.stream_prefill_rate or capacity.prefill_rate
-    if not capacity.stream_decode_rate or not rate:
+    if not capacity.stream_decode_rate:
         return None
-    thinking_N = cohort.output_tokens_N / capacity.stream_decode_rate + cohort.prompt_tokens_N / rate
+    thinking_N = cohort.output_tokens_N / capacity.stream_decode_rate
+    if rate := capacity.stream_prefill_rate or capacity.prefill_rate:
+        thinking_N = thinking_N + cohort.prompt_tokens_N / rate
     return cohort.sandbox_s_N + thinking_N + cohort.tool_s_N + cohort.verify_s_N
 
 

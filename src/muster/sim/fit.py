@@ -3,9 +3,11 @@
 Law: pure over rows. What a run shows is what it reached, not what the machine can do: rates are the highest that
 were sustained, so a run that never loaded its engines makes them look slow and its bounds loose (too high).
 
-    decode spans, tokens ─► r1 (fastest tenth of trajectories), R (rate of all, exceeded 1 % of the decoding time)
-    prefill spans, uncached prompt tokens ─► P
-    configuration ─► slots, verifier slots, cache          not in a journal: boot rate, cpu, context per turn
+    decode spans, tokens ─► r1 (fastest hundredth of trajectories), R (rate of all, exceeded 1 % of the decoding time)
+    configuration ─► slots, verifier slots, cache          not in a journal: prefill rate, boot rate, cpu
+
+Prefill is left out of the bounds: a continuous-batching engine prefills beside its decoding, so that no span shows
+how fast it could.
 """
 
 from __future__ import annotations
@@ -68,9 +70,8 @@ def fit_capacity(trajectories: Iterable[TrajectoryRow], spans: Spans, config: Ma
     kv_tokens = _setting(config, "engine", "kv_capacity_tokens")
     replicas = _setting(config, "engine", "replicas") or 1
     return Capacity(
-        stream_decode_rate=float(np.quantile(stream, 0.9)) if stream else None,
+        stream_decode_rate=float(np.quantile(stream, 0.99)) if stream else None,
         decode_rate=_peak_rate(rows, spans),
-        prefill_rate=_prefill_rate(rows, spans),
         sandbox_slots=_setting(config, "sandbox", "slots"),
         verifier_slots=_setting(config, "sandbox", "verifier_slots"),
         kv_tokens=int(kv_tokens * replicas) if kv_tokens else None,
@@ -104,18 +105,6 @@ def _peak_rate(rows: Sequence[TrajectoryRow], spans: Spans) -> float | None:
     by_rate = np.argsort(rate_E[busy])
     weight = np.cumsum(width_E[busy][by_rate])
     return float(rate_E[busy][by_rate][np.searchsorted(weight, 0.99 * weight[-1])])
-
-
-def _prefill_rate(rows: Sequence[TrajectoryRow], spans: Spans) -> float | None:
-    """Uncached prompt tokens over the time in which any of them was prefilled."""
-    tokens = sum(t.prompt_tokens - t.cached_tokens for t in rows)
-    stages = (Stage.PREFILL, Stage.RECOMPUTE)
-    cuts = sorted((s.start, s.end) for t in rows for s in spans.get(t.id, ()) if s.stage in stages)
-    covered, until = 0.0, -np.inf
-    for start, end in cuts:
-        covered += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return tokens / covered if covered > 0 and tokens > 0 else None
 
 
 def _fresh_tokens(members: Sequence[TrajectoryRow], turns: Sequence[Sequence[Turn]]) -> list[int]:
