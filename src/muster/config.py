@@ -12,7 +12,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -130,9 +130,10 @@ def _assign(values: dict[str, Any], override: str) -> None:
     *path, last = key.strip().split(".")
     table: dict[str, Any] = values
     for name in path:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
+        inner: object = table.setdefault(name, {})
+        if not isinstance(inner, dict):
             raise ConfigError(f"--set {override!r}: {name} is a value, not a section")
+        table = cast("dict[str, Any]", inner)
     table[last] = value
 
 

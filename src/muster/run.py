@@ -120,8 +120,8 @@ class _Place:
         if (directory / JOURNAL).exists():
             raise UserError(f"{directory}: a run is there already; continue it with --resume, or name another --output")
         model = resolve(config.model)
-        directory.mkdir(parents=True, exist_ok=True)
         suites = load_suites(config.tasks, directory / "tasks", seed=config.seed)
+        directory.mkdir(parents=True, exist_ok=True)
         (directory / "config.toml").write_text(to_toml(config), encoding="utf-8")
         meta = {
             "run": directory.name,
