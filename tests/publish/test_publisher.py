@@ -103,7 +103,9 @@ def test_a_request_in_flight_is_labelled_with_the_versions_that_made_its_tokens(
 
     async def main() -> tuple[list[int], str, PublicationRecord]:
         one = replica()
-        request = asyncio.ensure_future(one.generate(TOKENS, Sampling(max_tokens=60, stop_tokens=(2,)), Session(id="s")))
+        request = asyncio.ensure_future(
+            one.generate(TOKENS, Sampling(max_tokens=60, stop_tokens=(2,)), Session(id="s"))
+        )
         await clock.sleep(0.2)
         (record,) = await publish([one], config=PublisherConfig(in_flight=in_flight))
         completion = await request
