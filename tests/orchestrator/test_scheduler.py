@@ -172,7 +172,7 @@ def test_a_restored_run_relaunches_only_what_is_missing() -> None:
         members={0: make_trajectory(kept, success(), version=2)},
         launches={0: 1, 1: 1},
     )
-    assert s.restore(version=2, assembled=2, submissions=5, ready=(), groups=[group]) == []
+    assert s.restore(version=2, assembled=2, submissions=5, ready=(), groups=[group], now=0.0) == []
     launches = s.admit().launches
     assert launches[0].id == "g000004.1a1"
     assert launches[1].group_id == "g000005"
@@ -185,8 +185,25 @@ def test_a_restored_group_too_stale_for_the_next_batch_is_dropped() -> None:
     group = Group(
         id="g000004", task=task, submission=4, version=1, members={0: make_trajectory(kept, success(), version=1)}
     )
-    (closed,) = s.restore(version=2, assembled=2, submissions=5, ready=(), groups=[group])
+    (closed,) = s.restore(version=2, assembled=2, submissions=5, ready=(), groups=[group], now=0.0)
     assert closed.drop_reason == "too_stale"
+
+
+def test_a_restored_group_whose_members_are_all_graded_is_closed_at_once() -> None:
+    s = scheduler()
+    task = make_task()
+    members = {
+        i: make_trajectory(
+            Launch(id=f"g000004.{i}", group_id="g000004", task=task, sibling=i),
+            success() if i else failure(),
+            version=2,
+        )
+        for i in range(2)
+    }
+    group = Group(id="g000004", task=task, submission=4, version=2, members=members)
+    (closed,) = s.restore(version=2, assembled=2, submissions=5, ready=(), groups=[group], now=0.0)
+    assert closed.ready is not None
+    assert s.statistics().ready_groups == 1
 
 
 def test_a_minimum_above_the_group_size_is_refused() -> None:

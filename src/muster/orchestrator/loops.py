@@ -171,6 +171,7 @@ class Orchestrator:
             submissions=standing.submissions,
             ready=standing.ready,
             groups=standing.groups,
+            now=now,
         ):
             self._record_closed(closed)
 

@@ -199,11 +199,12 @@ class Scheduler:
         submissions: int,
         ready: Iterable[ReadyGroup],
         groups: Iterable[Group],
+        now: float,
     ) -> list[Closed]:
         """Continue a run whose `groups` were open: their missing siblings are launched ahead of new groups.
 
-        The staleness bound is in force from the first step: groups too stale for the next batch are dropped
-        and returned.
+        The staleness bound is in force from the first step: groups too stale for the next batch are dropped. A
+        group whose last member was committed just before the end is closed. Both are returned.
         """
         self._version, self._assembled, self._submissions = version, assembled, submissions
         closed: list[Closed] = []
@@ -217,6 +218,8 @@ class Scheduler:
             for sibling in range(self._config.group_size):
                 if sibling not in group.members:
                     self._enqueue(group, sibling)
+            if not group.pending:
+                closed.append(self._close(group, now))
         return closed
 
     # --- reading
