@@ -115,8 +115,8 @@ def test_norm_and_gate_have_the_gradients_of_their_formulas():
 def test_a_long_trunk_is_handled_in_chunks(monkeypatch):
     (row, *_) = plan(_long_items(), 4096)
     gradients = []
-    for limit in (1 << 30, 64):
-        monkeypatch.setattr(tree_attention, "_SCORES_AT_ONCE", limit)
+    for queries in (1 << 30, 7):
+        monkeypatch.setattr(tree_attention, "_QUERIES_AT_ONCE", queries)
         weights = masters()
         compute = Compute(TINY, weights, torch.float32)
         tensors = row_tensors(row, TINY, compute.embed)

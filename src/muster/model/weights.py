@@ -84,9 +84,8 @@ def save(folder: Path, config: LlamaConfig, state: Mapping[str, Tensor], *, toke
         raise ModelError(f"{folder}: exists already; choose another path or remove it")
     with whole_directory(folder) as temporary:
         write_model(temporary, config, state)
-        for name in _TOKENIZER_FILES:
-            if tokenizer_from is not None and (tokenizer_from / name).is_file():
-                (temporary / name).write_bytes((tokenizer_from / name).read_bytes())
+        if tokenizer_from is not None:
+            copy_tokenizer(tokenizer_from, temporary)
 
 
 def write_model(folder: Path, config: LlamaConfig, state: Mapping[str, Tensor]) -> None:
@@ -95,6 +94,13 @@ def write_model(folder: Path, config: LlamaConfig, state: Mapping[str, Tensor]) 
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps({**config.to_json(), "dtype": dtype}, indent=2) + "\n")
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Tokenizer and chat template of one model folder into another, as far as there are any."""
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file():
+            (folder / name).write_bytes((source / name).read_bytes())
 
 
 def digest(state: Mapping[str, Tensor]) -> str:

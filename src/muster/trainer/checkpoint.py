@@ -1,9 +1,10 @@
 """A training state on disk: everything that the next step depends on.
 
 Law: whole or not at all, and bit-identical: a restored trainer takes the same next step as one never stopped. The
-masters are stored under Hugging Face's names, so that `model.safetensors` beside its `config.json` is also a model.
+masters are stored under Hugging Face's names beside config and tokenizer, so that a checkpoint is also a model.
 
     directory/  model.safetensors, config.json    masters, fp32
+                tokenizer.json, …                 of the model that training began with
                 optimizer/moments.safetensors     AdamW's moments and step counts
                 trainer.json                      counters, random state, and the configuration it was made with
 """
@@ -24,7 +25,7 @@ from torch import Tensor
 from muster.errors import ModelError
 from muster.model.config import LlamaConfig
 from muster.model.files import whole_directory
-from muster.model.weights import load, write_model
+from muster.model.weights import copy_tokenizer, load, write_model
 
 _MOMENTS = "optimizer/moments.safetensors"  # not beside the model: a model folder holds nothing but its tensors
 
@@ -42,16 +43,21 @@ class Counters:
 
 def save(
     directory: Path,
+    model: Path,
     config: LlamaConfig,
     masters: Mapping[str, Tensor],
     optimizer: torch.optim.Optimizer,
     counters: Counters,
 ) -> None:
-    """Write a checkpoint; an older one at `directory` is replaced once the new one is complete."""
+    """Write a checkpoint; an older one at `directory` is replaced once the new one is complete.
+
+    model: the folder that training began with; its tokenizer is copied.
+    """
     replaced = directory.with_name(f".{directory.name}.replaced")
     shutil.rmtree(replaced, ignore_errors=True)
     with whole_directory(directory) as folder:
         write_model(folder, config, masters)
+        copy_tokenizer(model, folder)
         (folder / _MOMENTS).parent.mkdir()
         save_file(_moments(masters, optimizer), folder / _MOMENTS)
         (folder / "trainer.json").write_text(json.dumps(asdict(counters), indent=2) + "\n")

@@ -23,7 +23,7 @@ from muster.model.config import LlamaConfig
 from muster.trainer.head import LogProbabilities
 from muster.trainer.kernels import RMSNorm, RopeAttention, SwiGLU
 from muster.trainer.packing import Row
-from muster.trainer.tree_attention import TreeLayout, layouts
+from muster.trainer.tree_attention import Part, parts
 from muster.trainer.weights import Compute, LayerWeights
 
 
@@ -34,7 +34,7 @@ class RowTensors:
     tokens_T: Tensor
     cos_T1W: Tensor  # (T, 1, W / 2), fp32 angles in the compute precision
     sin_T1W: Tensor
-    trees: list[TreeLayout]
+    parts: list[Part]
     predicting_M: Tensor
     row_N: Tensor
     word_N: Tensor
@@ -51,7 +51,7 @@ def row_tensors(row: Row, config: LlamaConfig, like: Tensor) -> RowTensors:
         tokens_T=torch.from_numpy(row.tokens_T).to(device).long(),
         cos_T1W=cos_TW[:, None, :half].to(like.dtype),
         sin_T1W=sin_TW[:, None, :half].to(like.dtype),
-        trees=layouts(row, device),
+        parts=parts(row, like, config.heads // config.kv_heads),
         predicting_M=torch.from_numpy(predicting_M).to(device).long(),
         row_N=torch.from_numpy(row_N).to(device).long(),
         word_N=torch.from_numpy(row.targets_N).to(device).long(),
@@ -73,7 +73,7 @@ def hidden(compute: Compute, row: RowTensors, *, checkpointing: bool = False) ->
 def _layer(config: LlamaConfig, weights: LayerWeights, x_TD: Tensor, row: RowTensors) -> Tensor:
     normed_TD = RMSNorm.apply(x_TD, weights.input_norm, config.rms_eps)
     qkv = F.linear(normed_TD, weights.qkv, weights.qkv_bias).unflatten(-1, (-1, config.head_width))
-    mixed_THW = RopeAttention.apply(qkv, row.cos_T1W, row.sin_T1W, row.trees, config.heads, config.kv_heads)
+    mixed_THW = RopeAttention.apply(qkv, row.cos_T1W, row.sin_T1W, row.parts, config.heads, config.kv_heads)
     x_TD = x_TD + F.linear(mixed_THW.flatten(1), weights.o)
     normed_TD = RMSNorm.apply(x_TD, weights.mlp_norm, config.rms_eps)
     inner_TF = SwiGLU.apply(F.linear(normed_TD, weights.gate_up))

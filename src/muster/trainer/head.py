@@ -88,7 +88,8 @@ class ShiftedLogits:
         for start in range(rows.start, rows.stop, _LOGIT_ROWS):
             part = slice(start, min(start + _LOGIT_ROWS, rows.stop))
             columns = two_columns(-shift_M[part], self._hidden.dtype)
-            yield (torch.cat((self._hidden[part], *columns), dim=-1) @ self._weight).div_(self._temperature)
+            inputs = torch.cat((self._hidden[part], *(c[:, None] for c in columns)), dim=-1)
+            yield (inputs @ self._weight).div_(self._temperature)
 
 
 def _target_logits(hidden_MD: Tensor, weight_VD: Tensor, row_N: Tensor, word_N: Tensor) -> Tensor:

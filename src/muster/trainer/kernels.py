@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from muster.trainer.tree_attention import TreeLayout, attend, attend_backward
+from muster.trainer.tree_attention import Part, attend, attend_backward
 
 
 class RMSNorm(torch.autograd.Function):
@@ -73,21 +73,21 @@ class RopeAttention(torch.autograd.Function):
         qkv: Tensor,
         cos_T1W: Tensor,
         sin_T1W: Tensor,
-        trees: list[TreeLayout],
+        parts: list[Part],
         heads: int,
         kv_heads: int,
     ) -> Tensor:
         rotated = _rotate(qkv[:, : heads + kv_heads], cos_T1W, sin_T1W)
         q_THW, k_TKW, v_TKW = rotated[:, :heads], rotated[:, heads:], qkv[:, heads + kv_heads :]
-        out_THW, lse_TH = attend(q_THW, k_TKW, v_TKW, trees)
+        out_THW, lse_TH = attend(q_THW, k_TKW, v_TKW, parts)
         ctx.save_for_backward(q_THW, k_TKW, v_TKW, out_THW, lse_TH, cos_T1W, sin_T1W)
-        ctx.trees = trees
+        ctx.parts = parts
         return out_THW
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         q_THW, k_TKW, v_TKW, out_THW, lse_TH, cos_T1W, sin_T1W = ctx.saved_tensors
-        dq_THW, dk_TKW, dv_TKW = attend_backward(q_THW, k_TKW, v_TKW, out_THW, lse_TH, grads[0], ctx.trees)
+        dq_THW, dk_TKW, dv_TKW = attend_backward(q_THW, k_TKW, v_TKW, out_THW, lse_TH, grads[0], ctx.parts)
         back = _rotate(torch.cat((dq_THW, dk_TKW), dim=1), cos_T1W, -sin_T1W)
         return torch.cat((back, dv_TKW), dim=1), None, None, None, None, None
 

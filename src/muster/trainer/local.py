@@ -38,6 +38,7 @@ class LocalTrainer:
     def __init__(self, config: TrainerConfig, *, model: Path, temperature: float, exporter: Exporter) -> None:
         """model: a Hugging Face folder; its weights are version 0. temperature: of the policy that samples."""
         self.learner = Learner(config, model)
+        self._model = model
         self.version = 0  # of the weights last published; a token of this version is fresh until the next step
         self._stepped = False  # the weights have moved since they were published
         self._config = config
@@ -101,7 +102,7 @@ class LocalTrainer:
             random=dict(self._rng.bit_generator.state),
             fingerprint=self._config.model_dump(mode="json"),
         )
-        checkpoint.save(directory, learner.model_config, learner.masters, learner.optimizer, counters)
+        checkpoint.save(directory, self._model, learner.model_config, learner.masters, learner.optimizer, counters)
 
     def restore(self, directory: Path) -> None:
         """Raises `ModelError` when `directory` holds no checkpoint of this model."""

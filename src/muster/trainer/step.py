@@ -45,7 +45,7 @@ class Step:
         parts = _parts(self._items, self._config.updates_per_batch, rng)
         recorded = len(parts) > 1
         if recorded:
-            for row in self._rows(self._items):
+            for row in self._rows([item for item in self._items if self._has_gradient(item)]):
                 scatter(self._start, row, self._scores(row))
         for part in parts:
             self._update(part, recorded=recorded)
