@@ -1,0 +1,65 @@
+"""The engine's process: how it starts, fails and ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tiny_llama as tiny
+from muster import clock
+from muster.engine.embedded import EmbeddedEngineConfig, launch
+from muster.errors import EngineError
+
+CONFIG = EmbeddedEngineConfig(dtype="float32", max_streams=2, max_model_len=64, kv_capacity_tokens=512, threads=1)
+
+
+def serve(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "muster.engine.serve", *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_it_says_when_it_is_ready_and_ends_with_its_standard_input(tmp_path: Path) -> None:
+    model = tiny.write_model(tmp_path / "model")
+    process = serve("--model", str(model), "--dtype", "float32", "--threads", "1", "--version-number", "7")
+    assert process.stdout is not None
+    ready = json.loads(process.stdout.readline())
+    assert ready["version"] == 7
+    assert ready["url"].startswith("http://127.0.0.1:")
+    _, errors = process.communicate(timeout=20)  # closes its standard input
+    assert (process.returncode, errors) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--model", "/nowhere"), "no config.json"),
+        (("--model", "/nowhere", "--host", "0.0.0.0"), "MUSTER_ENGINE_TOKEN"),
+        (("--model", "/nowhere", "--max-streams", "0"), "max_streams"),
+    ],
+)
+def test_a_users_error_is_one_line_and_exit_code_2(arguments: tuple[str, ...], words: str) -> None:
+    process = serve(*arguments)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert words in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+
+
+def test_a_launch_that_fails_carries_the_process_own_words(tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(EngineError, match=r"no config\.json"):
+            async with launch(CONFIG, tmp_path, "broken"):
+                pass
+
+    clock.run(main())
+
+
+def test_launching_needs_no_torch_in_this_process() -> None:
+    script = "import sys, muster.engine.embedded; print({'torch', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
