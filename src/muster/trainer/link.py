@@ -25,11 +25,14 @@ from muster.trainer.messages import LENGTH_BYTES, Answer, Request, Setup, frame
 _CLOSE_TIMEOUT_S = 5.0
 _STDERR_LINES = 40
 _ENVIRONMENT = {
-    # Keep and reuse big buffers, on huge pages: page faults take a third of a step otherwise.
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
-    "MALLOC_TOP_PAD_": str(256 << 20),
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    # Threads that wait must sleep, not spin: engine and trainer share cores when they run at the same time, and a
+    # spinning thread holds the core that the thread it waits for needs. On two busy cores a step took 5 times as long.
+    "OMP_WAIT_POLICY": "passive",
+    # Keep and reuse big buffers: page faults take a good part of a step otherwise.
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
 }
 
 
