@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,6 +26,21 @@ class SandboxConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    backend: Literal["namespace", "docker"] = Field(
+        default="namespace", description="bubblewrap on this machine, or containers of a Docker or Podman socket"
+    )
+    docker_host: str | None = Field(
+        default=None,
+        description="socket of the docker backend, unix:///… or tcp://…; None: DOCKER_HOST, or Docker's own",
+    )
+    images: dict[str, str] = Field(
+        default_factory=dict[str, str],
+        description="what FROM means: pattern of image names to a directory or tar with a root file system, or 'host'; "
+        "the first that matches; any other name is this machine's own /usr",
+    )
+    egress: Literal["task", "none"] = Field(
+        default="task", description="network: what the task asks for, through the allow-listing proxy, or none at all"
+    )
     state_dir: Path = Field(
         default_factory=_default_state_dir,
         description="images and writable layers; a real file system (overlayfs cannot write on overlayfs)",
@@ -40,6 +56,15 @@ class SandboxConfig(BaseModel):
     cpus: float | None = Field(default=None, description="where the task sets none; None: no limit")
     free_disk_bytes: int = Field(
         default=1024 * MIB, description="host disk that sandboxes leave free, whatever their own limits say"
+    )
+    disk_quota: Literal["polled", "exact"] = Field(
+        default="polled",
+        description="polled: measured while a command runs, may overshoot; exact: a file system of its own "
+        "for each writable layer (root only)",
+    )
+    boots_per_s: float | None = Field(default=None, gt=0, description="starts a second at most; None: no limit")
+    pool_memory_bytes: int | None = Field(
+        default=None, description="memory limits of all live sandboxes together; None: no limit"
     )
     output_cap_bytes: int = Field(
         default=8192, ge=64, description="output of one command kept for the model: half head, half tail"

@@ -31,7 +31,7 @@ from muster.sandbox.ending import from_outside
 from muster.sandbox.files import read_inside, usage_bytes, write_inside
 from muster.sandbox.janitor import Retired
 from muster.sandbox.output import HeadTail
-from muster.sandbox.port import Counters, Mount, Result, Snapshot
+from muster.sandbox.port import MAIN, Counters, Mount, Result, Snapshot
 from muster.sandbox.shell import Answer, Exit, Shell
 from muster.sandbox.state import RunDirectory
 from muster.types import Limits
@@ -102,7 +102,9 @@ class NamespaceSandbox:
 
     # --- the port -------------------------------------------------------------------------------------
 
-    async def run(self, command: str, timeout_s: float) -> Result:
+    async def run(
+        self, command: str, timeout_s: float, *, silence_s: float | None = None, session: str = MAIN
+    ) -> Result:
         started = clock.now()
         shell, restarted = await self._ready()
         sink = HeadTail(self._host.config.output_cap_bytes)

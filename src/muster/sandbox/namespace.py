@@ -65,7 +65,13 @@ class NamespaceBackend:
         return await self._images.prepare(image)
 
     async def fork(
-        self, snapshot: Snapshot, *, limits: Limits, label: str, mounts: tuple[Mount, ...] = ()
+        self,
+        snapshot: Snapshot,
+        *,
+        limits: Limits,
+        label: str,
+        mounts: tuple[Mount, ...] = (),
+        toolchain: Snapshot | None = None,
     ) -> NamespaceSandbox:
         assert not self._closed, "the backend is closed"
         for mount in mounts:

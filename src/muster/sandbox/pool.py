@@ -144,6 +144,7 @@ class Pool:
         *,
         mounts: tuple[Mount, ...] = (),
         lane: Lane = Lane.AGENT,
+        toolchain: Snapshot | None = None,
     ) -> AsyncGenerator[Lease]:
         """Waits for a slot, then for the fork. Raises `SandboxStartError`. Closes in the background at the end."""
         asked = clock.now()
@@ -157,7 +158,7 @@ class Pool:
                 sandbox = None
             warm = sandbox is not None
             if sandbox is None:
-                sandbox = await self._boot(snapshot, limits, label, mounts)
+                sandbox = await self._boot(snapshot, limits, label, mounts, toolchain)
             else:
                 self._warm_hits += 1
         except BaseException:
@@ -231,9 +232,16 @@ class Pool:
                 case _:
                     raise AssertionError(action)
 
-    async def _boot(self, snapshot: Snapshot, limits: Limits, label: str, mounts: tuple[Mount, ...]) -> Sandbox:
+    async def _boot(
+        self,
+        snapshot: Snapshot,
+        limits: Limits,
+        label: str,
+        mounts: tuple[Mount, ...] = (),
+        toolchain: Snapshot | None = None,
+    ) -> Sandbox:
         started = clock.now()
-        sandbox = await self.backend.fork(snapshot, limits=limits, label=label, mounts=mounts)
+        sandbox = await self.backend.fork(snapshot, limits=limits, label=label, mounts=mounts, toolchain=toolchain)
         self._boots_s.append(clock.now() - started)
         self._boots += 1
         return sandbox
@@ -242,7 +250,7 @@ class Pool:
         state = self._lanes[lane]
         failed = False
         try:
-            sandbox = await self._boot(wanted.snapshot, wanted.limits, "warm", ())
+            sandbox = await self._boot(wanted.snapshot, wanted.limits, "warm")
             state.warm.setdefault(kind, deque()).append(sandbox)
         except SandboxError:
             failed = True

@@ -18,9 +18,11 @@ import numpy as np
 
 from muster import clock
 from muster.errors import SandboxError, SandboxLost, SandboxStartError
-from muster.sandbox.port import Counters, Mount, Result, Snapshot
+from muster.sandbox.port import MAIN, Counters, Mount, Result, Snapshot
 from muster.sim.fake_shell import Destroyed, Ended, Files, Interpreter, Shell
 from muster.types import ImageSpec, Limits
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +80,21 @@ class FakeBackend:
         return Snapshot(id=id, workdir=workdir, env=dict(image.env))
 
     async def fork(
-        self, snapshot: Snapshot, *, limits: Limits, label: str, mounts: tuple[Mount, ...] = ()
+        self,
+        snapshot: Snapshot,
+        *,
+        limits: Limits,
+        label: str,
+        mounts: tuple[Mount, ...] = (),
+        toolchain: Snapshot | None = None,
     ) -> FakeSandbox:
         await clock.sleep(self.timing.fork_s)
         if self.happens("start_failure", self.faults.start_failure):
             raise SandboxStartError(f"{label}: injected")
         state = self._states[snapshot.id]
         files = state.files.copy()
+        if toolchain is not None:
+            files.take_over(self._states[toolchain.id].files, SYSTEM)
         for mount in mounts:
             files.add_host(mount.source, mount.target)
         # as in the real one: without shell state, only the environment is left
@@ -139,21 +149,26 @@ class FakeSandbox:
         self._backend = backend
         self._origin = origin
         self._files = files
-        self._shell = shell
+        self._shells = {MAIN: shell}
         self._lost: SandboxLost | None = None
         self._closed = False
         self._busy_s = 0.0
 
-    async def run(self, command: str, timeout_s: float) -> Result:
+    async def run(
+        self, command: str, timeout_s: float, *, silence_s: float | None = None, session: str = MAIN
+    ) -> Result:
+        """No command here writes and then waits: `silence_s` is as good as a time-out."""
         self._require_live()
+        silent = silence_s is not None and silence_s < timeout_s
+        timeout_s = min(timeout_s, silence_s or timeout_s)
         started = clock.now()
         if self._backend.happens("loss", self._backend.faults.loss):
             await clock.sleep(self._backend.timing.command_s)
             raise self._lose("vanished", by_agent=False)
         if self._backend.happens("hang", self._backend.faults.hang):
             await clock.sleep(timeout_s)
-            return Result(output="", exit_code=None, duration_s=timeout_s, timed_out=True)
-        interpreter = Interpreter(self._files, self._shell)
+            return Result(output="", exit_code=None, duration_s=timeout_s, timed_out=True, silent=silent)
+        interpreter = Interpreter(self._files, self._shells.setdefault(session, self._fresh_shell()))
         exit_code: int | None = None
         timed_out = restarted = False
         try:
@@ -164,7 +179,7 @@ class FakeSandbox:
             timed_out = True
         except Ended as ended:
             exit_code, restarted = ended.code, True
-            self._shell = Shell(cwd=self._origin.workdir, variables=dict(self._origin.env))
+            self._shells[session] = self._fresh_shell()
         except Destroyed:
             raise self._lose("destroyed", by_agent=True) from None
         duration_s = clock.now() - started
@@ -174,7 +189,9 @@ class FakeSandbox:
             exit_code=exit_code,
             duration_s=duration_s,
             timed_out=timed_out,
+            silent=timed_out and silent,
             shell_restarted=restarted,
+            counters=Counters(cpu_s=duration_s, disk_bytes=self._files.size_bytes),
         )
 
     async def read(self, path: str) -> bytes:
@@ -188,7 +205,8 @@ class FakeSandbox:
     async def snapshot(self) -> Snapshot:
         self._require_live()
         await clock.sleep(self._backend.timing.snapshot_s)
-        self._origin = self._backend.freeze(self._files, self._shell, self._origin)
+        self._origin = self._backend.freeze(self._files, self._shells[MAIN], self._origin)
+        self._shells = {MAIN: self._shells[MAIN]}
         return self._origin
 
     async def alive(self) -> bool:
@@ -200,6 +218,9 @@ class FakeSandbox:
             self._backend.forget(self)
             await clock.sleep(self._backend.timing.close_s)
         return Counters(cpu_s=self._busy_s, disk_bytes=self._files.size_bytes)
+
+    def _fresh_shell(self) -> Shell:
+        return Shell(cwd=self._origin.workdir, variables=dict(self._origin.env))
 
     def lose(self) -> None:
         """A test or the simulator kills it from outside."""

@@ -65,6 +65,16 @@ class Files:
             self.make_directory(posixpath.dirname(inner))
             self.content[inner] = path.read_bytes()
 
+    def take_over(self, other: Files, tops: tuple[str, ...]) -> None:
+        """What lies below `tops` is as in `other`."""
+
+        def below(path: str) -> bool:
+            return path.startswith(tuple(f"{top}/" for top in tops))
+
+        self.directories = {p for p in self.directories if not below(p)} | {p for p in other.directories if below(p)}
+        self.content = {p: c for p, c in self.content.items() if not below(p)}
+        self.content |= {p: c for p, c in other.content.items() if below(p)}
+
     def make_directory(self, path: str) -> None:
         while path not in self.directories:
             self.directories.add(path)

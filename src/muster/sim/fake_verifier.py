@@ -15,7 +15,7 @@ import numpy as np
 
 from muster import clock
 from muster.sandbox.port import Snapshot
-from muster.types import Cause, Outcome, Task
+from muster.types import Cause, Outcome, Task, Trajectory
 from muster.verifier.attribution import Attempt, Step, decide
 from muster.verifier.reward import Problem
 
@@ -53,7 +53,9 @@ class FakeVerifier:
         self._rng = rng if rng is not None else np.random.default_rng(0)
         self.injected: Counter[str] = Counter()
 
-    async def grade(self, task: Task, final: Snapshot, pristine: Snapshot) -> Outcome:
+    async def grade(
+        self, task: Task, final: Snapshot, pristine: Snapshot, trajectory: Trajectory | None = None
+    ) -> Outcome:
         finals: list[Attempt] = []
         controls: list[Attempt] = []
         while True:

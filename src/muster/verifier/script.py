@@ -26,7 +26,7 @@ from muster.errors import SandboxError, SandboxLost, SandboxStartError
 from muster.sandbox.files import read_inside
 from muster.sandbox.pool import Lane, Pool
 from muster.sandbox.port import Mount, Result, Snapshot
-from muster.types import Cause, Outcome, Task
+from muster.types import Cause, Outcome, Task, Trajectory
 from muster.verifier.attribution import Attempt, Step, decide, tampered
 from muster.verifier.integrity import touched
 from muster.verifier.reward import Problem, parse
@@ -63,7 +63,9 @@ class ScriptVerifier:
         self._config = config
         self._healthy: dict[tuple[str, str], tuple[float, Attempt]] = {}
 
-    async def grade(self, task: Task, final: Snapshot, pristine: Snapshot) -> Outcome:
+    async def grade(
+        self, task: Task, final: Snapshot, pristine: Snapshot, trajectory: Trajectory | None = None
+    ) -> Outcome:
         paths = touched(final, pristine)
         if paths:
             return tampered(paths)
