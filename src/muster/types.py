@@ -60,6 +60,7 @@ class Cause(StrEnum):
     TRANSPORT = "transport"  # some other boundary failed
     EVIDENCE_CONTRADICTORY = "evidence_contradictory"  # repeated verification disagreed with itself
     EVIDENCE_MISSING = "evidence_missing"  # an error that no rule covers
+    UNSCORABLE = "unscorable"  # the scorer says that it cannot tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +140,10 @@ class ImageSpec:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     workdir: str | None = None  # overrides the Dockerfile's WORKDIR
     user: str | None = None  # overrides the Dockerfile's USER
-    command: tuple[str, ...] = ()  # overrides CMD, as a compose file may
+    build_args: Mapping[str, str] = field(default_factory=dict[str, str])  # values for the Dockerfile's ARGs
+    target: str | None = None  # the build stage to stop at; None: the last
+    entrypoint: tuple[str, ...] = ()  # overrides ENTRYPOINT and drops CMD, as a compose file may
+    command: tuple[str, ...] = ()  # overrides CMD
     health: HealthCheck | None = None  # with one, ENTRYPOINT and CMD are a service that runs in every fork
     build_timeout_s: float = 600.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -20,12 +21,10 @@ LIMITS = Limits()
 FORK_S = 1.0
 
 
-def on_pool(
-    body: Body, *, slots: int = 2, warm: int = 0, verifier_slots: int = 1, faults: FakeFaults | None = None
-) -> None:
+def on_pool(body: Body, *, faults: FakeFaults | None = None, **config: Any) -> None:
     async def main() -> None:
         backend = FakeBackend(FakeTiming(prepare_s=0, fork_s=FORK_S, close_s=0.1), faults)
-        pool = Pool(backend, SandboxConfig(slots=slots, warm=warm, verifier_slots=verifier_slots))
+        pool = Pool(backend, SandboxConfig(**{"slots": 2, "warm": 0, "verifier_slots": 1, **config}))
         await body(pool, backend, await backend.prepare(ImageSpec()))
         await pool.close()
         assert backend.live == 0
@@ -135,3 +134,29 @@ def test_a_fork_that_fails_gives_its_slot_back() -> None:
         assert pool.statistics().agent.live == 0
 
     on_pool(body, slots=1, warm=1, faults=FakeFaults(start_failure=1.0))
+
+
+def test_memory_limits_together_hold_back_leases_and_one_that_never_fits_is_told_so() -> None:
+    async def body(pool: Pool, backend: FakeBackend, image: Snapshot) -> None:
+        async def use(memory_bytes: int) -> float:
+            async with pool.lease(image, Limits(memory_bytes=memory_bytes), "x") as lease:
+                await clock.sleep(10)
+                return lease.queued_s
+
+        waits = await asyncio.gather(use(60), use(60), use(40))
+        assert waits == [0, pytest.approx(11.1), pytest.approx(11.1)]
+        with pytest.raises(SandboxStartError, match=r"raise sandbox\.pool_memory_bytes \(100\)"):
+            await use(101)
+
+    on_pool(body, slots=9, pool_memory_bytes=100)
+
+
+def test_starts_are_spread_to_the_boot_rate() -> None:
+    async def body(pool: Pool, backend: FakeBackend, image: Snapshot) -> None:
+        async def use() -> float:
+            async with pool.lease(image, LIMITS, "x") as lease:
+                return lease.queued_s
+
+        assert await asyncio.gather(use(), use(), use()) == [0, pytest.approx(0.5), pytest.approx(1.0)]
+
+    on_pool(body, slots=9, boots_per_s=2.0)

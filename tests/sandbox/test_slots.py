@@ -11,10 +11,10 @@ def test_requests_boot_while_there_are_slots_and_then_wait_in_order() -> None:
     for ticket in (1, 2, 3, 4):
         slots.request(ticket, "a")
     assert slots.decide() == [Boot(ticket=1), Boot(ticket=2)]
-    assert (slots.leased, slots.waiting) == (2, 2)
-    slots.released()
+    assert (slots.leased.total(), slots.waiting) == (2, 2)
+    slots.released("a")
     assert slots.decide() == []  # still closing
-    slots.closed()
+    slots.closed("a")
     assert slots.decide() == [Boot(ticket=3)]
 
 
@@ -63,7 +63,7 @@ def test_a_request_evicts_a_warm_fork_of_another_kind_when_all_slots_are_used() 
     slots.request(1, "b")
     assert slots.decide() == [Evict(kind="a")]
     assert slots.decide() == []
-    slots.closed()
+    slots.closed("a")
     assert slots.decide() == [Boot(ticket=1)]
 
 
@@ -83,68 +83,104 @@ def test_a_withdrawn_request_gets_nothing() -> None:
     slots.request(2, "a")
     slots.decide()
     slots.withdraw(2)
-    slots.lapsed()
+    slots.lapsed("a")
     assert slots.decide() == []
     assert slots.used == 0
 
 
-@given(st.data(), st.integers(1, 4), st.integers(0, 4))
-def test_whatever_happens_capacity_holds_and_everyone_is_served_in_order(
-    data: st.DataObject, capacity: int, warm: int
-) -> None:
-    slots = Slots(capacity=capacity, warm=warm)
-    served: list[int] = []
-    asked = 0
-    closing = 0
+def test_memory_is_room_as_well_as_slots() -> None:
+    slots = Slots(capacity=9, memory_bytes=10, weigh=lambda kind: {"small": 2, "large": 8}[str(kind)])
+    for ticket, kind in enumerate(["large", "large", "small"]):
+        slots.request(ticket, kind)
+    assert slots.decide() == [Boot(ticket=0)]  # the second large one waits, and nobody passes it
+    slots.released("large")
+    assert slots.decide() == []
+    slots.closed("large")
+    assert slots.decide() == [Boot(ticket=1), Boot(ticket=2)]
+    assert slots.used_memory_bytes == 10
+    assert Slots(capacity=1, memory_bytes=7, weigh=lambda kind: 8).fits("large") is False
 
-    def decide() -> int:
-        evicted = 0
-        for action in slots.decide():
+
+def test_boots_keep_their_distance_and_say_when_to_ask_again() -> None:
+    slots = Slots(capacity=9, boots_per_s=2)
+    for ticket in range(3):
+        slots.request(ticket, "a")
+    assert slots.decide(now=10.0) == [Boot(ticket=0)]
+    assert slots.wake_at == 10.5
+    assert slots.decide(now=10.4) == []
+    assert slots.decide(now=10.5) == [Boot(ticket=1)]
+    assert slots.decide(now=11.0) == [Boot(ticket=2)]
+    assert slots.wake_at is None
+
+
+WEIGHTS = {"a": 1, "b": 2, "c": 3}
+
+
+@given(st.data(), st.integers(1, 4), st.integers(0, 4), st.integers(3, 8), st.sampled_from([None, 1.0]))
+def test_whatever_happens_room_is_kept_and_everyone_is_served_in_order(
+    data: st.DataObject, capacity: int, warm: int, memory: int, rate: float | None
+) -> None:
+    slots = Slots(
+        capacity=capacity, warm=warm, memory_bytes=memory, boots_per_s=rate, weigh=lambda kind: WEIGHTS[str(kind)]
+    )
+    served: list[int] = []
+    asked: list[str] = []
+    leased: list[str] = []
+    closing: list[str] = []
+    now = 0.0
+
+    def decide() -> None:
+        for action in slots.decide(now):
             match action:
                 case HandOver(ticket=ticket) | Boot(ticket=ticket):
                     served.append(ticket)
-                case Evict():
-                    evicted += 1
+                    leased.append(asked[ticket])
+                case Evict(kind=kind):
+                    closing.append(str(kind))
                 case Warm():
                     pass
         assert 0 <= slots.used <= capacity
-        assert slots.warm.total() + slots.warming.total() <= capacity
-        return evicted
+        assert 0 <= slots.used_memory_bytes <= memory
+        assert slots.leased.total() == len(leased)
+        assert slots.closing.total() == len(closing)
+
+    def release() -> None:
+        closing.append(leased.pop(0))
+        slots.released(closing[-1])
 
     kinds = st.sampled_from("abc")
     for _ in range(data.draw(st.integers(0, 30))):
         warming = [k for k in slots.warming if slots.warming[k] > 0]
-        events = ["request", "want"]
+        events = ["request", "want", "time"]
         events += ["warmed"] if warming else []
-        events += ["released"] if slots.leased else []
+        events += ["released"] if leased else []
         events += ["closed"] if closing else []
         match data.draw(st.sampled_from(events)):
             case "request":
-                slots.request(asked, data.draw(kinds))
-                asked += 1
+                asked.append(data.draw(kinds))
+                slots.request(len(asked) - 1, asked[-1])
             case "want":
                 slots.want(data.draw(st.lists(kinds, max_size=5)))
+            case "time":
+                now += data.draw(st.sampled_from([0.25, 1.0]))
             case "warmed":
                 slots.warmed(data.draw(st.sampled_from(warming)), failed=data.draw(st.booleans()))
             case "released":
-                slots.released()
-                closing += 1
+                release()
             case _:
-                slots.closed()
-                closing -= 1
-        closing += decide()
+                slots.closed(closing.pop())
+        decide()
     # let everything finish: all are served, first come first served
     slots.want([])
     for _ in range(200):
+        now += 1.0
         for kind in list(slots.warming):
             while slots.warming[kind] > 0:
                 slots.warmed(kind)
-        while slots.leased:
-            slots.released()
-            closing += 1
+        while leased:
+            release()
         while closing:
-            slots.closed()
-            closing -= 1
-        closing += decide()
-    assert served == list(range(asked))
+            slots.closed(closing.pop())
+        decide()
+    assert served == list(range(len(asked)))
     assert slots.used == 0

@@ -64,7 +64,7 @@ class SandboxConfig(BaseModel):
     )
     boots_per_s: float | None = Field(default=None, gt=0, description="starts a second at most; None: no limit")
     pool_memory_bytes: int | None = Field(
-        default=None, description="memory limits of all live sandboxes together; None: no limit"
+        default=None, description="memory limits of all agent sandboxes together; None: no limit"
     )
     output_cap_bytes: int = Field(
         default=8192, ge=64, description="output of one command kept for the model: half head, half tail"

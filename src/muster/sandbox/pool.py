@@ -5,7 +5,8 @@
 
 Consumes: leases, and the kinds that the scheduler says come next. Waits for: a free slot. Unblocked by: a close.
 Two lanes with their own capacity: agents and verifiers, so that verification never waits behind agents that
-wait for it. Law: what to do is decided in `slots`; this file does it. A sandbox is leased once.
+wait for it. Law: what to do is decided in `slots`; this file does it. A sandbox is leased once, and closed behind the
+back of whoever used it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from enum import StrEnum
 from typing import Any
 
 from muster import clock
-from muster.errors import SandboxError
+from muster.errors import SandboxError, SandboxStartError
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.port import Mount, Sandbox, SandboxBackend, Snapshot
-from muster.sandbox.slots import Boot, Evict, HandOver, Slots, Warm
+from muster.sandbox.slots import Boot, Evict, HandOver, Kind, Slots, Warm
 from muster.types import Limits
 
 _BOOT_SAMPLES = 256
@@ -93,15 +94,20 @@ class _Grant:
 class _LaneState:
     """One lane: the pure slots, those who wait, and the forks that wait."""
 
-    def __init__(self, capacity: int, warm: int) -> None:
-        self.slots = Slots(capacity=capacity, warm=warm)
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
         self.tickets: dict[int, asyncio.Future[_Grant]] = {}
         self.warm: dict[_Kind, deque[Sandbox]] = {}
+        self.wake: asyncio.TimerHandle | None = None
 
     def statistics(self) -> LaneStatistics:
         s = self.slots
         return LaneStatistics(
-            capacity=s.capacity, live=s.leased, warm=s.warm.total(), waiting=s.waiting, closing=s.closing
+            capacity=s.capacity,
+            live=s.leased.total(),
+            warm=s.warm.total(),
+            waiting=s.waiting,
+            closing=s.closing.total(),
         )
 
 
@@ -115,9 +121,18 @@ class Pool:
 
     def __init__(self, backend: SandboxBackend, config: SandboxConfig) -> None:
         self.backend = backend
+        self._config = config
         self._lanes = {
-            Lane.AGENT: _LaneState(config.slots, config.warm),
-            Lane.VERIFIER: _LaneState(config.verifier_slots, 0),
+            Lane.AGENT: _LaneState(
+                Slots(
+                    capacity=config.slots,
+                    warm=config.warm,
+                    memory_bytes=config.pool_memory_bytes,
+                    boots_per_s=config.boots_per_s,
+                    weigh=self._memory_bytes,
+                )
+            ),
+            Lane.VERIFIER: _LaneState(Slots(capacity=config.verifier_slots)),
         }
         self._wanted: dict[_Kind, Wanted] = {}
         self._numbers = itertools.count()
@@ -148,7 +163,8 @@ class Pool:
     ) -> AsyncGenerator[Lease]:
         """Waits for a slot, then for the fork. Raises `SandboxStartError`. Closes in the background at the end."""
         asked = clock.now()
-        grant = await self._slot(lane, _Kind(snapshot.id, limits))
+        kind = _Kind(snapshot.id, limits)
+        grant = await self._slot(lane, kind, label)
         granted = clock.now()
         try:
             sandbox = grant.sandbox
@@ -162,14 +178,14 @@ class Pool:
             else:
                 self._warm_hits += 1
         except BaseException:
-            self._lanes[lane].slots.lapsed()
+            self._lanes[lane].slots.lapsed(kind)
             self._act(lane)
             raise
         try:
             yield Lease(sandbox=sandbox, queued_s=granted - asked, start_s=clock.now() - granted, warm=warm)
         finally:
-            self._lanes[lane].slots.released()
-            self._chore(self._close_in(lane, sandbox))
+            self._lanes[lane].slots.released(kind)
+            self._chore(self._close_in(lane, kind, sandbox))
 
     def statistics(self) -> PoolStatistics:
         boots = sorted(self._boots_s)
@@ -185,13 +201,21 @@ class Pool:
     async def close(self) -> None:
         """Close the warm forks and wait for background work. Leases must have ended; the backend stays open."""
         self.prefetch([])
+        for lane in self._lanes.values():
+            if lane.wake is not None:
+                lane.wake.cancel()
         while self._chores:
             await asyncio.gather(*self._chores)
 
     # --- doing what was decided -------------------------------------------------------------------------
 
-    async def _slot(self, lane: Lane, kind: _Kind) -> _Grant:
+    async def _slot(self, lane: Lane, kind: _Kind, label: str) -> _Grant:
         state = self._lanes[lane]
+        if not state.slots.fits(kind):
+            raise SandboxStartError(
+                f"{label}: needs {self._memory_bytes(kind)} bytes of memory, more than all of the pool has; "
+                f"raise sandbox.pool_memory_bytes ({state.slots.memory_bytes})"
+            )
         ticket = next(self._numbers)
         future: asyncio.Future[_Grant] = asyncio.get_running_loop().create_future()
         state.tickets[ticket] = future
@@ -200,10 +224,10 @@ class Pool:
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            self._give_back(lane, ticket, future)
+            self._give_back(lane, kind, ticket, future)
             raise
 
-    def _give_back(self, lane: Lane, ticket: int, future: asyncio.Future[_Grant]) -> None:
+    def _give_back(self, lane: Lane, kind: _Kind, ticket: int, future: asyncio.Future[_Grant]) -> None:
         """The one who waited was cancelled, perhaps just after it got its slot."""
         slots = self._lanes[lane].slots
         if not future.done():
@@ -211,15 +235,16 @@ class Pool:
             del self._lanes[lane].tickets[ticket]
             self._act(lane)
         elif (sandbox := future.result().sandbox) is not None:
-            slots.released()
-            self._chore(self._close_in(lane, sandbox))
+            slots.released(kind)
+            self._chore(self._close_in(lane, kind, sandbox))
         else:
-            slots.lapsed()
+            slots.lapsed(kind)
             self._act(lane)
 
     def _act(self, lane: Lane) -> None:
         state = self._lanes[lane]
-        for action in state.slots.decide():
+        now = clock.now()
+        for action in state.slots.decide(now):
             match action:
                 case HandOver(ticket=ticket, kind=_Kind() as kind):
                     state.tickets.pop(ticket).set_result(_Grant(state.warm[kind].popleft()))
@@ -228,9 +253,16 @@ class Pool:
                 case Warm(kind=_Kind() as kind):
                     self._chore(self._warm_up(lane, kind, self._wanted[kind]))
                 case Evict(kind=_Kind() as kind):
-                    self._chore(self._close_in(lane, state.warm[kind].popleft()))
+                    self._chore(self._close_in(lane, kind, state.warm[kind].popleft()))
                 case _:
                     raise AssertionError(action)
+        if state.slots.wake_at is not None and state.wake is None:
+            loop = asyncio.get_running_loop()
+            state.wake = loop.call_later(state.slots.wake_at - now, self._wake, lane)
+
+    def _wake(self, lane: Lane) -> None:
+        self._lanes[lane].wake = None
+        self._act(lane)
 
     async def _boot(
         self,
@@ -257,12 +289,16 @@ class Pool:
         state.slots.warmed(kind, failed=failed)
         self._act(lane)
 
-    async def _close_in(self, lane: Lane, sandbox: Sandbox) -> None:
+    async def _close_in(self, lane: Lane, kind: _Kind, sandbox: Sandbox) -> None:
         try:
             await self._close(sandbox)
         finally:
-            self._lanes[lane].slots.closed()
+            self._lanes[lane].slots.closed(kind)
             self._act(lane)
+
+    def _memory_bytes(self, kind: Kind) -> int:
+        assert isinstance(kind, _Kind)
+        return self._config.complete(kind.limits).memory_bytes or 0
 
     async def _close(self, sandbox: Sandbox) -> None:
         await sandbox.close()

@@ -1,18 +1,20 @@
 """Who gets the next sandbox. Law: all capacity and warm-fork decisions are made here; this file knows no
-sandbox, task or clock. Each event changes the state, and `decide` says what to do about it.
+sandbox, task or clock. Each event changes the state, and `decide(now)` says what to do about it.
 
     waiting (first come, first served) ─► hand over a warm fork of that kind
-                                       ─► boot, while a slot is free
+                                       ─► boot, while there is room
                                        ─► evict a warm fork of another kind, then boot
-    wanted (what comes next)           ─► warm a fork, while a slot is free and nobody waits
+    wanted (what comes next)           ─► warm a fork, while there is room and nobody waits
 
-Used slots = leased + warm + being warmed + closing; never more than `capacity`.
+There is room while used slots = leased + warm + being warmed + closing are below `capacity`, the memory limits of all
+these stay within `memory_bytes`, and the last boot is 1 / `boots_per_s` ago. Who finds no room waits: back-pressure,
+never a failure.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 Kind = Hashable
@@ -51,16 +53,29 @@ Action = HandOver | Boot | Warm | Evict
 
 
 class Slots:
-    """The state of one lane of the pool.
+    """The state of one lane of the pool. `weigh` gives the memory limit of a kind, in bytes.
 
     Example: `s = Slots(capacity=1); s.request(1, "a"); s.decide()` gives `[Boot(ticket=1)]`
     """
 
-    def __init__(self, *, capacity: int, warm: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        capacity: int,
+        warm: int = 0,
+        memory_bytes: int | None = None,
+        boots_per_s: float | None = None,
+        weigh: Callable[[Kind], int] = lambda kind: 0,
+    ) -> None:
         self.capacity = capacity
+        self.memory_bytes = memory_bytes
         self.warm_limit = warm
-        self.leased = 0
-        self.closing = 0
+        self.wake_at: float | None = None  # decide again then: a boot waits for its turn
+        self._weigh = weigh
+        self._boot_pause_s = 1 / boots_per_s if boots_per_s else 0.0
+        self._next_boot = 0.0
+        self.leased: Counter[Kind] = Counter()
+        self.closing: Counter[Kind] = Counter()
         self.warm: Counter[Kind] = Counter()
         self.warming: Counter[Kind] = Counter()
         self._waiting: deque[tuple[int, Kind]] = deque()
@@ -86,23 +101,24 @@ class Slots:
         else:
             self.warm[kind] += 1
 
-    def released(self) -> None:
+    def released(self, kind: Kind) -> None:
         """A lease ended; its sandbox is being closed."""
-        self.leased -= 1
-        self.closing += 1
+        self.leased[kind] -= 1
+        self.closing[kind] += 1
 
-    def lapsed(self) -> None:
+    def lapsed(self, kind: Kind) -> None:
         """A lease ended that holds no sandbox."""
-        self.leased -= 1
+        self.leased[kind] -= 1
 
-    def closed(self) -> None:
-        self.closing -= 1
+    def closed(self, kind: Kind) -> None:
+        self.closing[kind] -= 1
 
     # --- the decision ---------------------------------------------------------------------------------
 
-    def decide(self) -> list[Action]:
-        """What to do now; the state already counts it as done or under way."""
+    def decide(self, now: float = 0.0) -> list[Action]:
+        """What to do at `now`, in seconds; the state already counts it as done or under way."""
         actions: list[Action] = []
+        self.wake_at = None
         while self._waiting:
             ticket, kind = self._waiting[0]
             if self.warm[kind] > 0:
@@ -110,41 +126,68 @@ class Slots:
                 actions.append(HandOver(ticket=ticket, kind=kind))
             elif self.warming[kind] > 0:
                 break  # its fork is on the way
-            elif self.used < self.capacity:
-                actions.append(Boot(ticket=ticket))
-            else:
+            elif not self._room(kind):
                 other = next((k for k, n in self.warm.items() if n > 0), None)
-                if other is not None and self.closing == 0:
+                if other is not None and not self.closing.total():
                     self._evict(other, actions)
                 break
-            self.leased += 1
+            elif not self._may_boot(now):
+                break
+            else:
+                actions.append(Boot(ticket=ticket))
+            self.leased[kind] += 1
             self._waiting.popleft()
             self._satisfied(kind)
         if not self._waiting:
-            self._prepare(actions)
+            self._prepare(actions, now)
         return actions
+
+    def fits(self, kind: Kind) -> bool:
+        """Whether it could ever be booted."""
+        return self.memory_bytes is None or self._weigh(kind) <= self.memory_bytes
 
     @property
     def used(self) -> int:
-        return self.leased + self.closing + self.warm.total() + self.warming.total()
+        return sum(held.total() for held in self._held)
+
+    @property
+    def used_memory_bytes(self) -> int:
+        return sum(self._weigh(kind) * n for held in self._held for kind, n in held.items())
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def _prepare(self, actions: list[Action]) -> None:
+    @property
+    def _held(self) -> tuple[Counter[Kind], ...]:
+        return (self.leased, self.closing, self.warm, self.warming)
+
+    def _room(self, kind: Kind) -> bool:
+        if self.used >= self.capacity:
+            return False
+        return self.memory_bytes is None or self.used_memory_bytes + self._weigh(kind) <= self.memory_bytes
+
+    def _may_boot(self, now: float) -> bool:
+        """Takes the turn, if it has come."""
+        if now < self._next_boot:
+            self.wake_at = self._next_boot
+            return False
+        self._next_boot = now + self._boot_pause_s
+        return True
+
+    def _prepare(self, actions: list[Action], now: float) -> None:
         wanted = Counter(self._wanted[: self.warm_limit])
         for kind in [k for k, n in self.warm.items() if n > wanted[k]]:
             while self.warm[kind] > wanted[kind]:
                 self._evict(kind, actions)
         for kind in wanted:
-            while self.warm[kind] + self.warming[kind] < wanted[kind] and self.used < self.capacity:
+            while self.warm[kind] + self.warming[kind] < wanted[kind] and self._room(kind) and self._may_boot(now):
                 self.warming[kind] += 1
                 actions.append(Warm(kind=kind))
 
     def _evict(self, kind: Kind, actions: list[Action]) -> None:
         self.warm[kind] -= 1
-        self.closing += 1
+        self.closing[kind] += 1
         actions.append(Evict(kind=kind))
 
     def _satisfied(self, kind: Kind) -> None:

@@ -7,6 +7,7 @@
         control gives no reward either                 INFRA    verifier_fault (or the boundary that failed)
         final disagrees with itself, control healthy   UNKNOWN  evidence_contradictory
         sandbox of a run lost from outside             run again, in the end INFRA
+        the scorer cannot tell                         UNKNOWN  unscorable
         tampered                                       FAILURE  tampered
 
 The untouched control decides who is to blame: what also fails without the agent is not the agent's doing.
@@ -58,6 +59,8 @@ def decide(finals: Sequence[Attempt], controls: Sequence[Attempt], *, success_re
 
     # a sandbox that did not start says nothing about the verifier: the first real run counts
     ran = [a for a in finals if a.problem is not Problem.NOT_STARTED]
+    if ran and ran[0].problem is Problem.UNSCORABLE:
+        return Ungraded(verdict=Verdict.UNKNOWN, cause=Cause.UNSCORABLE, evidence=ran[0].evidence)
     if ran and ran[0].reward is not None:
         return grade(ran[0].reward, success_reward=success_reward, evidence=ran[0].evidence)
     if len(finals) < RUNS_ON_FINAL:

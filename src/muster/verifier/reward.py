@@ -27,6 +27,7 @@ class Problem(StrEnum):
     CRASHED = "crashed"  # its sandbox was destroyed from within
     NOT_STARTED = "not_started"  # no sandbox starts on this state
     INTERRUPTED = "interrupted"  # its sandbox was lost with no sign of anyone's doing inside
+    UNSCORABLE = "unscorable"  # the scorer says that it cannot tell
 
 
 def parse(json_file: bytes | None, text_file: bytes | None) -> float | Problem:

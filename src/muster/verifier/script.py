@@ -1,13 +1,11 @@
 """The script verifier: the task's `tests/test.sh` in a fork of the frozen final state.
 
-    final ─fork─► /tests read-only, /logs/verifier a fresh host directory ─► bash /tests/test.sh ─► reward file
-                                                                                     │ host side, no links
-    attribution.decide ◄─────────────────────────── Attempt ◄────────────────────────┘
-         └─► Outcome, or run once more on the final state, or on the untouched control
+    shared     final ─fork─► image's tools bound over, /tests read-only, /logs/verifier a fresh host directory
+    separate   final ─fork─► collect commands ─► artifacts ─► fork of the verifier's own image, artifacts read-only
+                   └─► bash /tests/test.sh ─► reward file ─host side, no links─► Attempt ─► control ─► Outcome
 
-Law: nothing of the agent but its files takes part: no process, no shell state, no environment. The script's
-exit code says nothing. Runs use the pool's verifier lane, so that grading never waits behind agents. A healthy
-control is remembered per task and state for a while; a broken one is asked again each time.
+Law: nothing of the agent but its files takes part: no process, no shell state, no environment, no tool. The script's
+exit code says nothing. Runs use the pool's verifier lane, so that grading never waits behind agents.
 """
 
 from __future__ import annotations
@@ -21,14 +19,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from muster import clock
-from muster.errors import SandboxError, SandboxLost, SandboxStartError
+from muster.errors import ImageError, SandboxError, SandboxLost, SandboxStartError
 from muster.sandbox.files import read_inside
-from muster.sandbox.pool import Lane, Pool
-from muster.sandbox.port import Mount, Result, Snapshot
-from muster.types import Cause, Outcome, Task, Trajectory
-from muster.verifier.attribution import Attempt, Step, decide, tampered
-from muster.verifier.integrity import touched
+from muster.sandbox.pool import Lane, Lease, Pool
+from muster.sandbox.port import Mount, Result, Service, Snapshot
+from muster.types import Cause, Outcome, Task, Trajectory, VerifierSpec
+from muster.verifier import artifacts
+from muster.verifier.attribution import Attempt, tampered
+from muster.verifier.control import Controlled
+from muster.verifier.integrity import SYSTEM, touched
 from muster.verifier.reward import Problem, parse
 
 _SCRIPT = "/usr/bin/bash --noprofile --norc /tests/test.sh"
@@ -41,6 +40,12 @@ class VerifierConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    score: str | None = Field(
+        default=None,
+        description="a Python function, module:name, that scores instead of tests/test.sh: "
+        "score(trajectory, sandbox) -> float | None",
+    )
+    score_timeout_s: float = Field(default=60.0, gt=0, description="one call of the Python function")
     success_reward: float = Field(default=1.0, description="a reward of at least this is a success")
     control_ttl_s: float = Field(default=600.0, ge=0, description="how long a healthy control run is believed")
     reward_cap_bytes: int = Field(default=65_536, ge=16, description="a larger reward file is refused")
@@ -61,66 +66,84 @@ class ScriptVerifier:
     def __init__(self, pool: Pool, config: VerifierConfig) -> None:
         self._pool = pool
         self._config = config
-        self._healthy: dict[tuple[str, str], tuple[float, Attempt]] = {}
+        self._controlled = Controlled(ttl_s=config.control_ttl_s, success_reward=config.success_reward)
 
     async def grade(
         self, task: Task, final: Snapshot, pristine: Snapshot, trajectory: Trajectory | None = None
     ) -> Outcome:
-        paths = touched(final, pristine)
+        paths = touched(final, pristine, task.verifier.owned)
         if paths:
             return tampered(paths)
-        finals: list[Attempt] = []
-        controls = self._remembered(task, pristine)
-        while True:
-            decision = decide(finals, controls, success_reward=self._config.success_reward)
-            if not isinstance(decision, Step):
-                return decision
-            if decision is Step.FINAL:
-                finals.append(await self._attempt(task, final, pristine))
-            else:
-                controls.append(await self._attempt(task, pristine, pristine))
-                self._remember(task, pristine, controls[-1])
+        return await self._controlled.outcome(task, final, pristine, lambda state: self._attempt(task, state, pristine))
 
     async def _attempt(self, task: Task, state: Snapshot, pristine: Snapshot) -> Attempt:
         """One run over the files of `state`, in the environment of the untouched image."""
         scratch = Path(tempfile.mkdtemp(prefix="muster-verify-", dir=self._config.scratch_dir))
-        clean = replace(
-            state,
-            workdir=pristine.workdir,
-            env={**pristine.env, **_ENV, **task.verifier.env},
-            shell_state="",
-        )
-        mounts = (
-            Mount(source=task.verifier.tests.resolve(), target="/tests"),
-            Mount(source=scratch, target="/logs/verifier", writable=True),
-        )
         try:
-            label = f"verify-{task.id}"
-            async with self._pool.lease(clean, task.limits, label, mounts=mounts, lane=Lane.VERIFIER) as lease:
-                result = await lease.sandbox.run(_SCRIPT, task.verifier.timeout_s)
-                reward = self._reward(scratch, result)
-                evidence = {
-                    "queued_s": lease.queued_s,
-                    "start_s": lease.start_s,
-                    "run_s": result.duration_s,
-                    "output": result.output[-self._config.evidence_chars :],
-                }
-            if isinstance(reward, Problem):
-                return Attempt(problem=reward, evidence=evidence)
-            return Attempt(reward=reward, evidence=evidence)
-        except SandboxError as error:
-            return _failed(error)
+            if task.verifier.image is None:
+                clean = for_verifier(state, pristine, task.verifier)
+                return await self._run(task, clean, scratch, tools=tools_of(task.verifier, pristine))
+            return await self._separate(task, state, pristine, scratch)
+        except (SandboxError, ImageError) as error:
+            return failed(error)
         finally:
             await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
 
-    def _reward(self, scratch: Path, result: Result) -> float | Problem:
+    async def _separate(self, task: Task, state: Snapshot, pristine: Snapshot, scratch: Path) -> Attempt:
+        """The verifier's own image sees the artifacts and nothing else."""
+        spec = task.verifier
+        assert spec.image is not None
+        own = await self._pool.backend.prepare(spec.image)
+        inside = replace(state, shell_state="", service=_optional(state))
+        limits = replace(task.limits, egress=())
+        handed = scratch / "handed"
+        handed.mkdir()
+        tools = tools_of(spec, pristine)
+        mount = Mount(source=handed, target=artifacts.TARGET, writable=True)
+        async with self._pool.lease(
+            inside, limits, f"collect-{task.id}", mounts=(mount,), lane=Lane.VERIFIER, toolchain=tools
+        ) as lease:
+            await artifacts.collect(lease.sandbox, spec.collect, spec.artifacts)
+        mounts = await asyncio.to_thread(artifacts.unpack, handed, scratch / "artifacts", spec.artifacts)
+        return await self._run(task, for_verifier(own, own, spec), scratch, mounts=mounts)
+
+    async def _run(
+        self,
+        task: Task,
+        state: Snapshot,
+        scratch: Path,
+        *,
+        tools: Snapshot | None = None,
+        mounts: tuple[Mount, ...] = (),
+    ) -> Attempt:
+        channel = scratch / "channel"
+        channel.mkdir()
+        if task.verifier.user:
+            channel.chmod(0o777)
+        mounts = (
+            Mount(source=task.verifier.tests.resolve(), target="/tests"),
+            Mount(source=channel, target="/logs/verifier", writable=True),
+            *mounts,
+        )
+        limits = replace(task.limits, egress=task.verifier.egress)
+        async with self._pool.lease(
+            state, limits, f"verify-{task.id}", mounts=mounts, lane=Lane.VERIFIER, toolchain=tools
+        ) as lease:
+            result = await lease.sandbox.run(_SCRIPT, task.verifier.timeout_s)
+            reward = self._reward(channel, result)
+            evidence = times(lease, result) | {"output": result.output[-self._config.evidence_chars :]}
+        if isinstance(reward, Problem):
+            return Attempt(problem=reward, evidence=evidence)
+        return Attempt(reward=reward, evidence=evidence)
+
+    def _reward(self, channel: Path, result: Result) -> float | Problem:
         if result.timed_out:
             return Problem.TIMED_OUT
         contents: list[bytes | None] = []
         for name in ("reward.json", "reward.txt"):
             try:
                 cap = self._config.reward_cap_bytes
-                content = read_inside(scratch, name, limit_bytes=cap + 1, follow=False)
+                content = read_inside(channel, name, limit_bytes=cap + 1, follow=False)
             except FileNotFoundError:
                 contents.append(None)
                 continue
@@ -133,23 +156,40 @@ class ScriptVerifier:
             contents.append(content)
         return parse(contents[0], contents[1])
 
-    def _remembered(self, task: Task, pristine: Snapshot) -> list[Attempt]:
-        found = self._healthy.get((task.digest, pristine.id))
-        return [found[1]] if found is not None and found[0] > clock.now() else []
 
-    def _remember(self, task: Task, pristine: Snapshot, control: Attempt) -> None:
-        if control.reward is not None:
-            until = clock.now() + self._config.control_ttl_s
-            self._healthy[task.digest, pristine.id] = (until, control)
+def for_verifier(state: Snapshot, pristine: Snapshot, spec: VerifierSpec) -> Snapshot:
+    """The files of `state`, and of all else what the image says; the image's service may be broken by now."""
+    return replace(
+        state,
+        workdir=pristine.workdir,
+        env={**pristine.env, **_ENV, **spec.env},
+        shell_state="",
+        user=spec.user or "",
+        service=_optional(state),
+    )
 
 
-def _failed(error: SandboxError) -> Attempt:
+def tools_of(spec: VerifierSpec, pristine: Snapshot) -> Snapshot | None:
+    """Whose tools to bind over: none where the task itself asks to change them."""
+    tops = tuple(f"/{top}" for top in SYSTEM)
+    owned = any(path == top or path.startswith(f"{top}/") for path in spec.owned for top in tops)
+    return None if owned else pristine
+
+
+def times(lease: Lease, result: Result) -> dict[str, object]:
+    """The part of an outcome's evidence that says how long the run took."""
+    return {"queued_s": lease.queued_s, "start_s": lease.start_s, "run_s": result.duration_s}
+
+
+def failed(error: SandboxError | ImageError) -> Attempt:
     """What a failed sandbox says about the run. Who is to blame is for the control to show."""
     evidence = {"error": str(error), **error.evidence}
-    if isinstance(error, SandboxLost):
-        if error.by_agent:
-            return Attempt(problem=Problem.CRASHED, evidence=evidence)
-        return Attempt(problem=Problem.INTERRUPTED, cause=Cause.SANDBOX_LOST, evidence=evidence)
+    if isinstance(error, SandboxLost) and error.by_agent:
+        return Attempt(problem=Problem.CRASHED, evidence=evidence)
     if isinstance(error, SandboxStartError):
         return Attempt(problem=Problem.NOT_STARTED, cause=Cause.SANDBOX_START_FAILED, evidence=evidence)
     return Attempt(problem=Problem.INTERRUPTED, cause=error.cause, evidence=evidence)
+
+
+def _optional(state: Snapshot) -> Service | None:
+    return replace(state.service, required=False) if state.service else None
