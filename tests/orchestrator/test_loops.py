@@ -13,6 +13,7 @@ from muster.journal import (
     BatchRow,
     CheckpointRow,
     DropRow,
+    EventRow,
     GroupRow,
     Journal,
     LaunchRow,
@@ -190,3 +191,17 @@ def test_the_live_view_sees_stages_and_progress(tmp_path: Path) -> None:
     assert "decode" in stages or "engine_queue" in stages
     assert world.statuses[-1].step == 4
     assert world.statuses[-1].version == 4
+
+
+def test_a_task_whose_verifier_always_fails_is_quarantined_and_the_others_train(tmp_path: Path) -> None:
+    broken = frozenset({"task1", "task5"})
+    world = World(directory=tmp_path, broken_tasks=broken, steps=8, schedule={"infra_alarm_rate": 1.0})
+    clock.run_virtual(world.run())
+    check_laws(world, steps=8)
+    with world.journal() as journal:
+        events = [e.message for e in journal.rows(EventRow) if e.kind == "quarantine"]
+        faults = Counter(t.task_id for t in journal.rows(TrajectoryRow) if t.cause == "verifier_fault")
+        trained = {g.task_id for g in journal.rows(GroupRow) if g.state == "trained"}
+    assert {message.split(":")[0] for message in events} == set(faults) <= broken
+    assert events
+    assert not trained & broken

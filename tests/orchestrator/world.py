@@ -35,6 +35,7 @@ from muster.sim.fake_trainer import FakeTrainer, FakeTrainerConfig
 from muster.sim.fake_verifier import FakeVerifier, FakeVerifierFaults
 from muster.tasks.curriculum import Curriculum, CurriculumConfig
 from muster.types import Ints, Session, Task, Version
+from muster.verifier.reward import Problem
 from rollout.tokens import STOP, CharTokenizer
 
 CANARY = np.array([ord(c) for c in "canary"], np.int32)
@@ -54,6 +55,7 @@ class World:
     loop: dict[str, Any] = field(default_factory=dict)
     sandbox_faults: FakeFaults = field(default_factory=FakeFaults)
     verifier_faults: FakeVerifierFaults = field(default_factory=FakeVerifierFaults)
+    broken_tasks: frozenset[str] = frozenset()  # their verifier fails on the untouched control as well
     trainer: FakeTrainerConfig = field(default_factory=FakeTrainerConfig)
     statuses: list[RunStatus] = field(default_factory=list)
     backend: FakeBackend | None = None
@@ -131,6 +133,8 @@ class World:
         padding = "." * int(rng.integers(1, 60))
         return [ord(c) for c in f"{padding}\n```bash\n{command}\n```{STOP}"]
 
-    def _score(self, task: Task, state: Snapshot) -> float:
+    def _score(self, task: Task, state: Snapshot) -> float | Problem:
         assert self.backend is not None
+        if task.id in self.broken_tasks:
+            return Problem.MISSING
         return 1.0 if self.backend.file(state, "/app/done") else 0.0

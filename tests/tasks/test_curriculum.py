@@ -98,6 +98,17 @@ def test_a_quarantined_task_never_comes_again_and_its_first_reason_stays():
     assert chooser.quarantined == {"a-1": "control run failed"}
 
 
+def test_faults_in_a_row_quarantine_a_task_and_a_grade_between_starts_the_count_again():
+    chooser = curriculum({"a": 2}, quarantine_after=3)
+    bad, shaky = (t.id for t in suite({"a": 2}))
+    assert [chooser.fault(bad, "verifier_fault") for _ in range(4)] == [False, False, True, False]
+    for _ in range(5):
+        assert not chooser.fault(shaky, "verifier_fault")
+        assert not chooser.fault(shaky, "verifier_fault")
+        chooser.record(shaky, [1.0, 0.0])
+    assert chooser.quarantined == {bad: "3 faults in a row, the last: verifier_fault"}
+
+
 def test_quarantining_everything_is_an_error_that_gives_the_reasons():
     chooser = curriculum({"a": 1})
     chooser.quarantine("a-0", "no reward written")

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from muster import clock
 from muster.engine.port import Replica
 from muster.errors import MusterError
-from muster.journal import CheckpointRow, DropRow, GroupRow, Journal, StepRow
+from muster.journal import CheckpointRow, DropRow, EventRow, GroupRow, Journal, StepRow
 from muster.metrics import Mean, Metrics, Sum
 from muster.orchestrator.device import DeviceRecorder
 from muster.orchestrator.dispatch import Dispatcher, derived_seed
@@ -196,11 +196,21 @@ class Orchestrator:
         if trajectory.outcome.cause is Cause.ENGINE_FAILED:
             await self._look()  # an engine that is dead says so here, before its refills fail one by one
         self._observe(trajectory)
+        self._look_at_task(trajectory)
         closed = self._p.scheduler.ended(trajectory, clock.now())
         if closed is not None:
             self._record_closed(closed)
         self._assemble()
         self._changed.fire()
+
+    def _look_at_task(self, trajectory: Trajectory) -> None:
+        """A task whose own image or verifier keeps failing is not tried again."""
+        cause = trajectory.outcome.cause
+        if cause in (Cause.VERIFIER_FAULT, Cause.IMAGE_FAILED):
+            task_id = trajectory.task_id
+            if self._p.curriculum.fault(task_id, str(cause)):
+                reason = self._p.curriculum.quarantined[task_id]
+                self._p.journal.record(EventRow(at=clock.now(), kind="quarantine", message=f"{task_id}: {reason}"))
 
     def _assemble(self) -> None:
         assembly = self._p.scheduler.assemble(clock.now())

@@ -47,6 +47,9 @@ class CurriculumConfig(BaseModel):
     family_attempts: float = Field(
         default=4.0, gt=0, description="Attempts that the family's estimate counts for in that of its tasks"
     )
+    quarantine_after: int = Field(
+        default=3, ge=1, description="Faults of a task's image or verifier, without a grade between, that quarantine it"
+    )
     window_groups: int = Field(default=64, ge=1, description="Recorded groups that `informative_share` looks at")
     fresh_below: float = Field(
         default=0.1, ge=0, le=1, description="Informative share under which fresh tasks are asked for"
@@ -81,6 +84,7 @@ class Curriculum:
         self._task_estimates: dict[str, _Estimate] = {}
         self._passed: dict[str, float] = {}
         self._quarantined: dict[str, str] = {}
+        self._faults: dict[str, int] = {}  # in a row
         self._informative: deque[bool] = deque(maxlen=config.window_groups)
         self.add(tasks)
         if not self._tasks:
@@ -104,10 +108,19 @@ class Curriculum:
     def record(self, task_id: str, rewards: Sequence[float]) -> None:
         """The rewards of the graded members of one group; a reward outside 0..1 counts as the nearer end."""
         assert rewards, "a group without a graded member says nothing about its task"
+        self._faults.pop(task_id, None)
         successes = float(np.clip(rewards, 0.0, 1.0).sum())
         for estimate in (self._task_estimates[task_id], self._family_estimates[self._tasks[task_id].family]):
             estimate.add(successes, len(rewards), self._config.decay)
         self._informative.append(bool(max(rewards) - min(rewards) > GRADIENT_SPREAD))
+
+    def fault(self, task_id: str, reason: str) -> bool:
+        """Its image cannot be made, or its verifier fails on the untouched control. True if that quarantines it now."""
+        self._faults[task_id] = self._faults.get(task_id, 0) + 1
+        if self._faults[task_id] < self._config.quarantine_after or task_id in self._quarantined:
+            return False
+        self.quarantine(task_id, f"{self._faults[task_id]} faults in a row, the last: {reason}")
+        return True
 
     def quarantine(self, task_id: str, reason: str) -> None:
         """Never choose this task again; its environment or verifier is not to be trusted."""
@@ -159,6 +172,7 @@ class Curriculum:
             "tasks": {name: asdict(estimate) for name, estimate in self._task_estimates.items()},
             "passed": dict(self._passed),
             "quarantined": dict(self._quarantined),
+            "faults": dict(self._faults),
             "informative": list(self._informative),
         }
 
@@ -175,6 +189,7 @@ class Curriculum:
             for name in siblings:
                 self._passed[name] = state["passed"].get(name, min(known, default=0.0))
         self._quarantined = {k: v for k, v in state["quarantined"].items() if k in self._tasks}
+        self._faults = {k: v for k, v in state.get("faults", {}).items() if k in self._tasks}
         self._informative.clear()
         self._informative.extend(state["informative"])
 
