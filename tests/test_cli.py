@@ -10,12 +10,15 @@ from typer.testing import CliRunner
 
 from muster.cli import app, main
 
-COMMANDS = {"train", "eval", "report", "doctor", "tasks", "bench"}
+COMMANDS = {"train", "eval", "report", "doctor", "tasks", "bench", "audit", "replay", "engine", "sim"}
 FLAGS = {
     "train": {"--config", "--output", "--set", "--resume", "--dry-run", "--plain"},
     "eval": {"--config", "--set", "--run", "--output"},
     "report": {"--html", "--figures", "--json", "--accounting"},
+    "replay": {"--run", "--json"},
     "doctor": set(),
+    "sim": {"--seeds", "--first", "--jobs", "--faults", "--break", "--json", "--check"},
+    "audit": {"--only", "--exploit", "--repeats", "--json", "--config", "--set"},
 }
 
 
@@ -60,6 +63,8 @@ def test_a_dry_run_prints_the_resolved_configuration_and_writes_nothing(
         (["train", "--set", "model=/no/such/model"], "no such folder or file"),
         (["train", "--set", "tasks.train=nothing"], "nothing: no such directory"),
         (["report", "nothing"], "no journal there"),
+        (["replay", "g000000.0"], "no run below runs/"),
+        (["replay", "g000000.0", "--run", "nothing"], "no journal there"),
         (["train", "--resume", "x", "--set", "a=1"], "leave the other options out"),
     ],
 )
@@ -89,6 +94,16 @@ def test_a_broken_task_is_named_with_file_and_key(
     (task / "task.toml").write_text('version = "1.0"\n[environment]\nmemory_mb = "lots"\n')
     assert run(monkeypatch, "train", "--set", f"tasks.train={tmp_path / 'suite'}") == 2
     assert "broken/task.toml: environment.memory_mb" in capsys.readouterr().err
+
+
+def test_suites_are_generated_by_name_and_difficulty(tmp_path: Path) -> None:
+    group = get_command(app).commands["tasks"]  # type: ignore[attr-defined]
+    flags = {o for p in group.commands["generate"].params for o in p.opts if o.startswith("--")}
+    assert flags == {"--suite", "--seed", "--per-family", "--difficulty", "--heldout", "--family"}
+    words = ["--suite", "terminal", "--difficulty", "1", "--family", "crontab", "--per-family", "2"]
+    result = CliRunner().invoke(app, ["tasks", "generate", str(tmp_path / "suite"), *words])
+    assert result.output.startswith("2 tasks in ")
+    assert sorted(p.name for p in (tmp_path / "suite").iterdir()) == [f"crontab-train-d1-000{i}" for i in range(2)]
 
 
 def test_importing_the_package_loads_no_torch() -> None:

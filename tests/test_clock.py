@@ -54,3 +54,27 @@ def test_real_time_is_seconds_since_the_epoch() -> None:
 
     inside = clock.run(main())
     assert 1.7e9 < inside <= clock.now()
+
+
+def test_a_set_of_tasks_has_the_order_of_their_making_on_a_virtual_loop() -> None:
+    async def main() -> list[int]:
+        ended: list[int] = []
+
+        async def wait(index: int) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(index)
+
+        async def fail() -> None:
+            raise ValueError
+
+        with pytest.raises(ExceptionGroup):
+            async with asyncio.TaskGroup() as tasks:  # cancels the others, which it holds in a set
+                for index in range(50):
+                    tasks.create_task(wait(index))
+                await clock.sleep(1.0)
+                tasks.create_task(fail())
+        return ended
+
+    assert clock.run_virtual(main()) == [*range(50)]

@@ -48,6 +48,13 @@ def test_a_state_directory_on_the_wrong_file_system_names_the_key_to_set() -> No
     assert "sandbox.state_dir" in check.advice
 
 
+def test_an_ordinary_user_learns_what_sandboxes_lack_and_cannot_have_exact_quotas() -> None:
+    assert judge.user(root=True, exact_quota=True).status is Status.OK
+    assert "polled" in judge.user(root=False, exact_quota=False).detail
+    impossible = judge.user(root=False, exact_quota=True)
+    assert (impossible.status, impossible.advice) == (Status.FAIL, "set it to polled")
+
+
 def test_what_was_reaped_is_said() -> None:
     check = judge.leftovers(Reaped(runs=("run-17-abc0",), processes=3), [Path("/dev/shm/w-v3")], Path("/state"))
     assert check.status is Status.OK

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 
 from factories import failure, infra, make_trajectory, success
 from muster.errors import JournalError, UserError
-from muster.journal import EventRow, GroupRow, Journal, StepRow, TrajectoryRow
-from muster.types import Evaluation, PublicationRecord, Version
+from muster.journal import DropRow, EventRow, GroupRow, Journal, StepRow, TrajectoryRow
+from muster.types import Evaluation, PublicationRecord, Turn, Version
 
 
 @pytest.fixture
@@ -29,6 +30,21 @@ def test_a_trajectory_comes_back_as_it_was(journal: Journal, outcome) -> None:
         assert np.array_equal(a.versions_T, b.versions_T)
         assert np.array_equal(a.logprobs_T, b.logprobs_T)
         assert np.array_equal(a.sampled_T, b.sampled_T)
+
+
+def test_turns_come_back_with_their_commands_one_by_one(journal: Journal) -> None:
+    turn = Turn(index=0, reply="r", command="a\nb", observation="x\ny", commands=("a", "b"), observations=("x", "y"))
+    before = replace(make_trajectory(), turns=(turn,))
+    journal.record_trajectory(before, sibling=0, purpose="train")
+    assert journal.trajectory(before.id).turns == (turn,)
+
+
+def test_turns_of_before_commands_were_kept_one_by_one_can_be_read(journal: Journal) -> None:
+    old = {"index": 0, "reply": "r", "command": "a", "observation": "x"}
+    journal.record_trajectory(make_trajectory(), sibling=0, purpose="train")
+    (row,) = journal.rows(TrajectoryRow)
+    (turn,) = replace(row, turns=[old]).trajectory().turns
+    assert (turn.command, turn.commands, turn.observations) == ("a", (), ())
 
 
 def test_versions_are_columns_for_counting(journal: Journal) -> None:
@@ -89,3 +105,20 @@ def test_a_file_that_is_no_journal_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"not a database" * 100)
     with pytest.raises(JournalError, match="not a journal"):
         Journal.open(path)
+
+
+def test_ids_are_read_without_their_rows(journal: Journal) -> None:
+    journal.record(*(DropRow(id=id, reason="r", at=at) for id, at in (("b", 1.0), ("a", 2.0))))
+    assert journal.ids(DropRow) == ["a", "b"]
+    assert journal.ids(DropRow, "at > ?", 1.0) == ["a"]
+
+
+def test_a_copy_in_memory_holds_what_was_committed_and_goes_its_own_way() -> None:
+    with Journal.in_memory(meta={"run": "x"}) as journal:
+        journal.record(DropRow(id="a", reason="r", at=0.0))
+        copy = journal.copied()
+        assert copy.rows(DropRow) == journal.rows(DropRow)
+        assert copy.to_bytes() == journal.copied().to_bytes()
+        journal.record(DropRow(id="b", reason="r", at=0.0))
+        assert copy.ids(DropRow) == ["a"]
+        assert copy.meta()["run"] == "x"

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from muster.config import RunConfig, load, validate
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "docs/design.md")
+PAGES = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "docs/design.md", "docs/audit.md")
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -23,7 +23,9 @@ app = typer.Typer(
 )
 tasks_app = typer.Typer(no_args_is_help=True, help="Make, list and check task suites in Harbor format.")
 bench_app = typer.Typer(no_args_is_help=True, help="Measure both sides of a claim in one run, as ratios.")
+engine_app = typer.Typer(no_args_is_help=True, help="Emulate a server, and fit the emulation to a live one.")
 app.add_typer(tasks_app, name="tasks")
+app.add_typer(engine_app, name="engine")
 app.add_typer(bench_app, name="bench")
 
 out = Console(highlight=False)
@@ -106,6 +108,72 @@ def report(
     reporting.report(runs, console=out, html=html, figures=figures, json_file=json_file)
 
 
+@app.command(epilog="Examples:  muster replay g000012.3  ·  muster replay g000012.3 --run runs/a --json replay.json")
+def replay(
+    trajectory: Annotated[str, typer.Argument(help="Its id, as the report shows it.")],
+    run_dir: Annotated[Path | None, typer.Option("--run", help="Default: the newest below runs/.")] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Play a recorded trajectory again and compare every observation; exit 1 if it diverges."""
+    from muster import replaying
+
+    if not replaying.replay(trajectory, run_dir, console=out, json_file=json_file):
+        raise typer.Exit(1)
+
+
+@app.command(
+    epilog="Examples:  muster audit suite --json suite/audit.json  ·  muster audit suite --only sort-lines-0003 "
+    "--exploit git-hooks"
+)
+def audit(
+    directory: Annotated[Path, typer.Argument(help="Directory of task directories.")],
+    only: Annotated[list[str] | None, typer.Option("--only", help="Audit this task alone. Repeatable.")] = None,
+    exploit: Annotated[list[str] | None, typer.Option("--exploit", help="Try this one alone. Repeatable.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Verifications of a state that must agree.")] = 3,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Record to write; what it holds and has not changed is not redone.")
+    ] = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Prove each task's verifier: the solution passes, idling fails, exploits earn nothing; exit 1 if one is not."""
+    from muster import auditing
+    from muster.config import load
+
+    options = auditing.AuditOptions(
+        only=tuple(only or ()), exploits=tuple(exploit or ()), repeats=repeats, record=json_file
+    )
+    if not auditing.audit(directory, options, config=load(config, overrides or ()), console=out):
+        raise typer.Exit(1)
+
+
+@app.command(
+    epilog="Examples:  muster sim --seeds 2000 --check  ·  muster sim --first 1234 --seeds 1  ·  "
+    "muster sim --break staleness"
+)
+def sim(
+    seeds: Annotated[int, typer.Option(min=1, help="Worlds to live.")] = 200,
+    first: Annotated[int, typer.Option(min=0, help="Seed of the first.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one for each core.")] = 0,
+    faults: Annotated[list[str] | None, typer.Option(help="Only these faults, or none. Repeatable.")] = None,
+    broken: Annotated[
+        str | None, typer.Option("--break", help="Break this law on purpose; it must be noticed.")
+    ] = None,
+    json_file: JsonOption = None,
+    check: CheckOption = False,
+) -> None:
+    """Live seeded worlds full of faults with the real orchestrator; no law of a run may break in any."""
+    from muster.bench import simulate
+
+    chosen = simulate.options(seeds=seeds, first=first, jobs=jobs, faults=faults or (), broken=broken)
+    result = simulate.run_simulation(chosen, lambda line: out.print(line, markup=False, soft_wrap=True))
+    out.print(result.table())
+    if json_file:
+        json_file.write_text(result.to_json(), encoding="utf-8")
+    if check and not result.met:
+        raise typer.Exit(1)
+
+
 @app.command(epilog="Example:  muster doctor")
 def doctor() -> None:
     """Check this machine: namespaces, cgroups, bubblewrap, torch, disk; say what to install."""
@@ -115,19 +183,34 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
-@tasks_app.command("generate", epilog="Example:  muster tasks generate suite --per-family 24 --seed 1")
+@tasks_app.command(
+    "generate",
+    epilog="Examples:  muster tasks generate suite --per-family 24 --seed 1  ·  "
+    "muster tasks generate suite --suite terminal --suite repo --difficulty 3 --per-family 4",
+)
 def tasks_generate(
     directory: Annotated[Path, typer.Argument(help="New directory for the tasks.")],
+    suite: Annotated[
+        list[str] | None, typer.Option(help="starter (the default), or several of terminal, repo, website, api.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same tasks.")] = 0,
     per_family: Annotated[int, typer.Option(min=1, help="Instances of each family.")] = 24,
+    difficulty: Annotated[int | None, typer.Option(help="1 (a few commands) to 5; not of the starter suite.")] = None,
     heldout: Annotated[bool, typer.Option("--heldout", help="Draw from the held-out names.")] = False,
     family: Annotated[list[str] | None, typer.Option(help="Only these families. Repeatable.")] = None,
 ) -> None:
-    """Generate the starter suite."""
-    from muster.tasks.starter.generate import generate
+    """Generate task suites from a seed."""
+    from muster.tasks.suites.write import generate
 
-    split = "heldout" if heldout else "train"
-    made = generate(directory, seed=seed, per_family=per_family, split=split, families=family)
+    made = generate(
+        directory,
+        suites=suite or ("starter",),
+        seed=seed,
+        per_family=per_family,
+        split="heldout" if heldout else "train",
+        difficulty=difficulty,
+        families=family,
+    )
     out.print(f"{len(made)} tasks in {directory}")
 
 
@@ -137,6 +220,22 @@ def tasks_list(directory: Annotated[Path, typer.Argument(help="Directory of task
     from muster.tasks.listing import render
 
     if not render(directory, out):
+        raise typer.Exit(1)
+
+
+@tasks_app.command("import", epilog="Example:  muster tasks import terminal-bench/tasks suite")
+def tasks_import(
+    source: Annotated[Path, typer.Argument(help="A legacy Terminal-Bench task, or a directory of them.")],
+    destination: Annotated[Path, typer.Argument(help="Directory for the Harbor tasks; nothing in it is replaced.")],
+    json_file: JsonOption = None,
+) -> None:
+    """Convert legacy Terminal-Bench tasks; exit 1 if any is refused."""
+    from muster.tasks.importing import import_tasks, render, to_json
+
+    imported = import_tasks(source, destination)
+    if json_file:
+        json_file.write_text(to_json(imported), encoding="utf-8")
+    if not render(imported, out):
         raise typer.Exit(1)
 
 
@@ -157,6 +256,68 @@ def bench_engine(
         json_file.write_text(result.to_json(), encoding="utf-8")
     if check and not result.met:
         raise typer.Exit(1)
+
+
+@bench_app.command("sandbox", epilog="Example:  muster bench sandbox --repeats 20 --forks 1000 --check")
+def bench_sandbox(
+    repeats: Annotated[int, typer.Option(min=1, help="Lives of a sandbox on every side.")] = 20,
+    forks: Annotated[int, typer.Option(min=0, help="Opened and closed to look for leaks; 0: none.")] = 1000,
+    backend: Annotated[list[str] | None, typer.Option(help="namespace, docker or podman. Repeatable.")] = None,
+    docker_host: Annotated[str | None, typer.Option(help="Use this Docker daemon; default: a private one.")] = None,
+    json_file: JsonOption = None,
+    check: CheckOption = False,
+) -> None:
+    """Starts, commands, snapshots and leaks of the backends, beside plain Docker and Podman."""
+    from muster.bench.sandbox import BACKENDS, run_sandbox_bench
+
+    result = run_sandbox_bench(
+        repeats=repeats, forks=forks, backends=backend or BACKENDS, docker_host=docker_host, say=out.print
+    )
+    out.print(result.table())
+    if json_file:
+        json_file.write_text(result.to_json(), encoding="utf-8")
+    if check and not result.met:
+        raise typer.Exit(1)
+
+
+@engine_app.command(
+    "emulate",
+    epilog="Examples:  muster engine emulate --preset h100-llama-8b --port 8000  ·  "
+    "muster engine emulate --preset mine.toml",
+)
+def engine_emulate(
+    preset: Annotated[str, typer.Option(help="A built-in preset, or a file as calibrate writes it.")] = "h100-llama-8b",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Beyond loopback a token in MUSTER_ENGINE_TOKEN is needed.")] = "127.0.0.1",
+    name: Annotated[str, typer.Option(help="The replica's and the model's name.")] = "emulated",
+) -> None:
+    """Serve a timing model of an inference server over HTTP, in wall time, until interrupted."""
+    from muster.engine.emulated.presets import preset as read_preset
+    from muster.engine.emulated.serve import emulate
+
+    emulate(read_preset(preset), name=name, host=host, port=port, say=lambda url: out.print(f"{name} at {url}"))
+
+
+@engine_app.command(
+    "calibrate", epilog="Example:  muster engine calibrate http://127.0.0.1:8000 --longest 8192 --output mine.toml"
+)
+def engine_calibrate(
+    url: Annotated[str, typer.Argument(help="An idle server. Its token, if any, in MUSTER_ENGINE_TOKEN.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the preset here; default: print.")
+    ] = None,
+    longest: Annotated[int, typer.Option(min=64, help="Tokens of the longest prompt to try.")] = 4096,
+    step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step: its chunked prefill.")] = 2048,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each shape; the median counts.")] = 3,
+) -> None:
+    """Time a few requests of chosen shapes on a live server and fit the timing model to them."""
+    from muster.engine.emulated.serve import calibrate_url
+
+    fitted = calibrate_url(url, longest=longest, step_tokens=step_tokens, repeats=repeats, say=out.print)
+    if output:
+        output.write_text(fitted, encoding="utf-8")
+    else:
+        out.print(fitted, markup=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ order of events.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import selectors
 import time
 from collections.abc import Coroutine
@@ -85,14 +86,30 @@ class _JumpingSelector(selectors.SelectSelector):
         return []
 
 
+class _NumberedTask(asyncio.Task[Any]):
+    """Hashes by its number: a set of tasks, such as a TaskGroup cancels, has the same order in every process."""
+
+    def __init__(self, coro: Coroutine[Any, Any, Any], number: int, **options: Any) -> None:
+        self._number = number  # the loop's own set of tasks asks for it at once
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop whose time is a number. Timers fire in order; I/O and threads do not exist."""
 
     def __init__(self) -> None:
         self._jumper = _JumpingSelector()
         super().__init__(self._jumper)
+        self._tasks_made = itertools.count()
+        self.set_task_factory(self._numbered)
         # the loop rounds timers to this; a float that grows large must still move
         self._clock_resolution = 1e-9
 
     def time(self) -> float:
         return self._jumper.time
+
+    def _numbered(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        return _NumberedTask(coro, next(self._tasks_made), loop=loop, **options)

@@ -28,6 +28,7 @@ from muster import clock
 from muster.config import RunConfig, to_toml, validate
 from muster.engine.embedded import launch
 from muster.engine.port import Replica
+from muster.environments import environment
 from muster.errors import MusterError, UserError
 from muster.evaluate import Evaluator
 from muster.journal import Journal, SessionRow
@@ -47,13 +48,11 @@ from muster.reporting import JOURNAL, leave_behind
 from muster.rollout.agent import Agent
 from muster.rollout.attempt import Rollout
 from muster.rollout.renderer import Renderer
-from muster.sandbox.namespace import NamespaceBackend
 from muster.sandbox.pool import Pool
 from muster.tasks.curriculum import Curriculum
 from muster.tasks.suite import Suites, load_suites
 from muster.trainer.process import ProcessTrainer
 from muster.types import Evaluation
-from muster.verifier.script import ScriptVerifier
 
 
 def train(
@@ -187,6 +186,8 @@ def _session(journal: Journal) -> Generator[None]:
 
 def _drive(place: _Place, console: Console, *, plain: bool) -> None:
     console.print(f"run {place.directory}: {len(place.suites.train)} tasks, {len(place.suites.heldout)} held out")
+    for note in place.suites.notes:
+        console.print(note, markup=False)
     with _driving(place.directory) as journal:
         done = clock.run(_train(place, journal, console, plain=plain))
     if done:
@@ -240,13 +241,10 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
     config = place.config
     renderer = Renderer(tokenizer_from(place.model))
     async with contextlib.AsyncExitStack() as stack:
-        backend = NamespaceBackend(config.sandbox, run=place.directory.name)
-        stack.push_async_callback(backend.close)
-        pool = Pool(backend, config.sandbox)
-        stack.push_async_callback(pool.close)
+        here = await stack.enter_async_context(environment(config.sandbox, config.verifier, label=place.directory.name))
         engine = await stack.enter_async_context(launch(config.engine, place.model, "engine0"))
         agent = Agent(engine=engine, renderer=renderer, config=config.agent)
-        rollout = Rollout(agent=agent, pool=pool, verifier=ScriptVerifier(pool, config.verifier))
+        rollout = Rollout(agent=agent, pool=here.pool, verifier=here.verifier)
         dispatcher = Dispatcher(journal, rollout)
         fingerprint = {
             "engine": "embedded",
@@ -267,7 +265,7 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
         )
         canary = agent.begin(place.suites.train[0]).transcript.tokens.tolist()
         yield _Built(
-            engine=engine, pool=pool, rollout=rollout, dispatcher=dispatcher, evaluator=evaluator, canary=canary
+            engine=engine, pool=here.pool, rollout=rollout, dispatcher=dispatcher, evaluator=evaluator, canary=canary
         )
 
 

@@ -17,7 +17,14 @@ import pytest
 import tiny_llama as tiny
 from muster import clock
 from muster.engine.embedded import EmbeddedEngineConfig, launch
+from muster.engine.emulated import replies
+from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.emulated.engine import EmulatedEngine
+from muster.engine.emulated.replica import INITIAL, EmulatedReplica
+from muster.engine.emulated.serve import serving
+from muster.engine.emulated.timing import EngineTiming
 from muster.engine.port import CachePolicy, InFlight, Pause, Replica
+from muster.engine.vllm import HttpReplica
 from muster.errors import EngineError
 from muster.sim.fake_engine import FakeReplica, logprobs_of
 from muster.types import Completion, DeviceState, Floats, Ints, Publication, Sampling, Session, Version
@@ -57,6 +64,35 @@ class FakeRig:
         return np.random.default_rng(int(tokens.sum())).integers(3, VOCABULARY, 1000).tolist()
 
 
+class EmulatedRig:
+    """Around an emulated replica, in this process or behind HTTP."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self._versions = {0: INITIAL}
+
+    def next_publication(self) -> Publication:
+        version = Version(number=len(self._versions), digest=f"digest-{len(self._versions)}")
+        self._versions[version.number] = version
+        return Publication(version=version, transport="memory", location="nowhere", size_bytes=0, dtype="float32")
+
+    def reference(self, version: int, tokens: Ints) -> Floats:
+        return replies.logprobs_of(tokens, self._versions[version], T)
+
+
+EMULATED = EmulatedEngineConfig(
+    timing=EngineTiming(step_s=0.002, row_s=1e-5, context_s=1e-8, prefill_s=2e-5, pair_s=1e-10),
+    max_running=8,
+    max_step_tokens=256,
+    max_model_len=1024,
+    kv_capacity_tokens=24 * 1024,
+    block_tokens=1,
+    vocabulary=VOCABULARY,
+    stage_s=0.01,
+    commit_s=0.01,
+)
+
+
 class EmbeddedRig:
     def __init__(self, replica: Replica, folder: Path) -> None:
         self.replica = replica
@@ -88,15 +124,28 @@ def on_embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
         runner.run(_awaited(launched.__aexit__(None, None, None)))
 
 
-@pytest.fixture(params=["fake", "embedded"])
+@pytest.fixture(params=["fake", "emulated", "emulated over HTTP", "embedded"])
 def check(request: pytest.FixtureRequest) -> Check:
-    if request.param == "embedded":
-        return request.getfixturevalue("on_embedded")
-
     async def on_fake(body: Body) -> None:
         await body(FakeRig())
 
-    return lambda body: clock.run_virtual(on_fake(body))
+    async def on_emulated(body: Body) -> None:
+        await body(EmulatedRig(EmulatedReplica("emulated", EMULATED)))
+
+    async def over_http(body: Body) -> None:
+        engine = EmulatedEngine(EMULATED, name="emulated", version=INITIAL)
+        async with serving(engine, token="secret") as url, HttpReplica("emulated", url, "secret") as replica:
+            await body(EmulatedRig(replica))
+
+    match request.param:
+        case "fake":
+            return lambda body: clock.run_virtual(on_fake(body))
+        case "emulated":
+            return lambda body: clock.run_virtual(on_emulated(body))
+        case "emulated over HTTP":
+            return lambda body: clock.run(over_http(body))
+        case _:
+            return request.getfixturevalue("on_embedded")
 
 
 async def _enter(context: Any) -> Any:
@@ -395,7 +444,12 @@ def test_a_dead_replica_fails_pending_and_later_calls_at_once(tmp_path: Path) ->
             (pid,) = _children()
             await dies(replica, lambda: os.kill(pid, signal.SIGKILL))
 
+    async def on_emulated() -> None:
+        replica = EmulatedReplica("emulated", EMULATED)
+        await dies(replica, replica.crash)
+
     clock.run_virtual(on_fake())
+    clock.run_virtual(on_emulated())
     clock.run(on_process())
 
 

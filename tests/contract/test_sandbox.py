@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+import daemons
 from muster import clock
 from muster.errors import SandboxError
 from muster.sandbox.config import SandboxConfig
+from muster.sandbox.docker.backend import DockerBackend
 from muster.sandbox.namespace import NamespaceBackend
 from muster.sandbox.port import Mount, Sandbox, SandboxBackend, Snapshot
 from muster.sim.fake_sandbox import FakeBackend
@@ -41,12 +44,38 @@ def on_namespace(body: Body, state_dir: Path) -> None:
     clock.run(main())
 
 
-@pytest.fixture(params=["fake", pytest.param("namespace", marks=pytest.mark.sandbox)])
+def on_daemon(body: Body, host: str) -> None:
+    async def main() -> None:
+        backend = DockerBackend(SandboxConfig(docker_host=host, docker_base_image=daemons.BASE, kill_grace_s=0.1))
+        try:
+            await body(backend)
+        finally:
+            await backend.close()
+        assert backend.live == 0
+
+    clock.run(main())
+
+
+def _real(name: str, state_dir: Path) -> Check:
+    if name == "namespace":
+        return lambda body: on_namespace(body, state_dir)
+    host = daemons.host(name)
+    return lambda body: on_daemon(body, host)
+
+
+REAL = [pytest.param(name, marks=pytest.mark.sandbox) for name in ("namespace", *daemons.KINDS)]
+
+
+@pytest.fixture(params=["fake", *REAL])
 def check(request: pytest.FixtureRequest, tmp_path: Path) -> Check:
     """Runs a body on one of the backends, and closes it."""
-    if request.param == "fake":
-        return on_fake
-    return lambda body: on_namespace(body, tmp_path)
+    return on_fake if request.param == "fake" else _real(request.param, tmp_path)
+
+
+@pytest.fixture(params=REAL)
+def check_real(request: pytest.FixtureRequest, tmp_path: Path) -> Check:
+    """As `check`, for what the fake cannot do: it has no processes."""
+    return _real(request.param, tmp_path)
 
 
 async def image(backend: SandboxBackend) -> Snapshot:
@@ -221,3 +250,167 @@ def test_the_same_image_gives_the_same_snapshot(check: Check) -> None:
         assert await image(backend) == await image(backend)
 
     check(body)
+
+
+def test_a_time_out_leaves_directory_and_variables(check: Check) -> None:
+    async def body(backend: SandboxBackend) -> None:
+        sandbox = await fresh(backend)
+        result = await sandbox.run("mkdir d; cd d; NAME=value; sleep 100; echo more", timeout_s=0.3)
+        assert result.timed_out
+        assert not result.shell_restarted
+        after = await sandbox.run("pwd; echo $NAME", timeout_s=5)
+        assert (after.output, after.shell_restarted) == ("/app/d\nvalue\n", False)
+
+    check(body)
+
+
+def test_sessions_keep_their_own_state_and_share_the_files(check: Check) -> None:
+    async def body(backend: SandboxBackend) -> None:
+        sandbox = await fresh(backend)
+        await sandbox.run("mkdir d; cd d; NAME=one; echo data > file", timeout_s=5)
+        other = await sandbox.run("pwd; echo $NAME; cat d/file; NAME=two", timeout_s=5, session="other")
+        assert other.output == "/app\n\ndata\n"
+        assert not other.shell_restarted
+        assert (await sandbox.run("pwd; echo $NAME", timeout_s=5)).output == "/app/d\none\n"
+        assert (await sandbox.run("echo $NAME", timeout_s=5, session="other")).output == "two\n"
+
+    check(body)
+
+
+def test_sessions_run_at_the_same_time(check: Check) -> None:
+    async def body(backend: SandboxBackend) -> None:
+        sandbox = await fresh(backend)
+        await sandbox.run("true", timeout_s=5, session="other")
+        long = asyncio.ensure_future(sandbox.run("echo begin; sleep 0.5; echo end", timeout_s=5))
+        await clock.sleep(0.1)
+        short = await sandbox.run("echo meanwhile", timeout_s=5, session="other")
+        assert short.output == "meanwhile\n"
+        assert not long.done()
+        assert (await long).output == "begin\nend\n"
+
+    check(body)
+
+
+def test_ending_one_session_leaves_the_others_alone(check: Check) -> None:
+    async def body(backend: SandboxBackend) -> None:
+        sandbox = await fresh(backend)
+        await sandbox.run("NAME=kept", timeout_s=5)
+        ended = await sandbox.run("exit 4", timeout_s=5, session="other")
+        assert (ended.exit_code, ended.shell_restarted) == (4, True)
+        assert (await sandbox.run("echo $NAME", timeout_s=5)).output == "kept\n"
+        assert (await sandbox.run("pwd", timeout_s=5, session="other")).output == "/app\n"
+
+    check(body)
+
+
+def test_a_command_that_writes_nothing_for_too_long_is_ended(check: Check) -> None:
+    async def body(backend: SandboxBackend) -> None:
+        sandbox = await fresh(backend)
+        result = await sandbox.run("echo before; sleep 100", timeout_s=50, silence_s=0.3)
+        assert (result.timed_out, result.silent, result.output) == (True, True, "before\n")
+        assert 0.25 < result.duration_s < 5
+        assert (await sandbox.run("echo after", timeout_s=5, silence_s=5)).output == "after\n"
+
+    check(body)
+
+
+def test_a_command_that_goes_on_writing_is_not_silent(check: Check) -> None:
+    async def body(backend: SandboxBackend) -> None:
+        sandbox = await fresh(backend)
+        slow = "; ".join(f"echo {number}; sleep 0.2" for number in range(6))
+        result = await sandbox.run(slow, timeout_s=30, silence_s=1)
+        assert (result.exit_code, result.timed_out, result.silent) == (0, False, False)
+        timed_out = await sandbox.run("echo x; sleep 100", timeout_s=0.3, silence_s=50)
+        assert (timed_out.timed_out, timed_out.silent) == (True, False)
+
+    check(body)
+
+
+def test_cancelling_a_command_interrupts_it_and_the_shell_keeps_its_variables(check: Check) -> None:
+    async def body(backend: SandboxBackend) -> None:
+        sandbox = await fresh(backend)
+        await sandbox.run("NAME=value", timeout_s=5)
+        command = "echo lost; mkdir d; cd d; sleep 100; echo more > file"
+        running = asyncio.ensure_future(sandbox.run(command, timeout_s=200))
+        await clock.sleep(0.3)
+        began = clock.now()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert clock.now() - began < 0.2
+        after = await sandbox.run("pwd; echo $NAME; ls", timeout_s=5)
+        assert (after.output, after.shell_restarted) == ("/app/d\nvalue\n", False)
+
+    check(body)
+
+
+def test_what_a_command_used_is_counted_and_adds_up(check: Check) -> None:
+    async def body(backend: SandboxBackend) -> None:
+        sandbox = await fresh(backend)
+        used = [(await sandbox.run("ls /; cat /app/nothing", timeout_s=5)).counters for _ in range(3)]
+        total = await sandbox.close()
+        for name in ("cpu_s", "oom_kills", "pids_refused"):
+            parts = [getattr(counters, name) for counters in used]
+            if None not in parts:
+                assert 0 <= sum(parts) <= getattr(total, name), name
+        assert used[0].cpu_s is None or used[0].cpu_s > 0
+        assert await sandbox.close() == total
+
+    check(body)
+
+
+def test_a_toolchain_hides_what_an_agent_put_beside_the_tools(check: Check) -> None:
+    async def body(backend: SandboxBackend) -> None:
+        start = await image(backend)
+        sandbox = await backend.fork(start, limits=Limits(), label="agent")
+        await sandbox.run("mkdir -p /usr/bin; echo evil > /usr/bin/marker; echo mine > /app/file", timeout_s=5)
+        final = await sandbox.snapshot()
+        verifier = await backend.fork(final, limits=Limits(), label="verifier", toolchain=start)
+        assert (await verifier.run("cat /app/file", timeout_s=5)).output == "mine\n"
+        assert (await verifier.run("test -f /usr/bin/marker", timeout_s=5)).exit_code == 1
+        assert (await verifier.run("echo x > /usr/bin/marker && test -f /usr/bin/marker", timeout_s=5)).exit_code != 0
+
+    check(body)
+
+
+def test_what_runs_in_the_background_goes_on_between_commands(check_real: Check) -> None:
+    async def body(backend: SandboxBackend) -> None:
+        sandbox = await fresh(backend)
+        ticking = "touch /app/ticks; (while :; do echo x >> /app/ticks; sleep 0.05; done) & echo started"
+        started = await sandbox.run(ticking, timeout_s=5)
+        assert started.output == "started\n"
+        before = len(await sandbox.read("/app/ticks"))
+        await sandbox.run("sleep 100", timeout_s=0.2)  # an interrupt spares it
+        await clock.sleep(0.2)
+        assert len(await sandbox.read("/app/ticks")) > before
+        await sandbox.run("exit", timeout_s=5)  # and so does the end of the shell that started it
+        before = len(await sandbox.read("/app/ticks"))
+        await clock.sleep(0.3)
+        assert len(await sandbox.read("/app/ticks")) > before
+
+    check_real(body)
+
+
+@pytest.mark.parametrize(
+    "stubborn",
+    [
+        "while :; do :; done",
+        "trap '' INT; sleep 100",
+        "(trap '' INT; while :; do sleep 0.1; done)",
+        "bash -c 'trap \"\" INT TERM; sleep 100; sleep 100'; echo more",
+        "kill -STOP $$",
+        "read -r x < <(sleep 100)",
+        "x=$(sleep 100); y=$(sleep 100)",
+    ],
+)
+def test_the_shell_survives_what_does_not_heed_an_interrupt(check_real: Check, stubborn: str) -> None:
+    async def body(backend: SandboxBackend) -> None:
+        sandbox = await fresh(backend)
+        await sandbox.run("cd /tmp; NAME=value", timeout_s=5)
+        result = await sandbox.run(stubborn, timeout_s=0.3)
+        assert (result.timed_out, result.shell_restarted) == (True, False)
+        assert "more" not in result.output
+        assert result.duration_s < 5
+        assert (await sandbox.run("pwd; echo $NAME", timeout_s=5)).output == "/tmp\nvalue\n"
+
+    check_real(body)

@@ -151,6 +151,31 @@ def test_a_group_too_stale_for_its_batch_is_dropped_and_replaced() -> None:
     assert [c.drop_reason for c in assembly.dropped] == ["too_stale"]
 
 
+def test_live_work_of_a_group_that_no_batch_can_take_any_more_is_given_up_at_once() -> None:
+    s = scheduler(max_lag=0, policy="greedy", groups_per_batch=1, slots=100, steps=3)
+    old = s.admit().launches
+    end(s, old[0], success(), version=0)
+    late = s.restore(version=1, assembled=1, submissions=1, ready=(), groups=(), now=1.0)  # version 1 was published
+    assert late == []
+    assembly = s.assemble(2.0)
+    assert [c.drop_reason for c in assembly.dropped] == ["too_stale"]
+    assert assembly.cancel == (old[1].id,)
+    assert s.statistics().live == 1, "its slot is taken until it is gone"
+    s.cancelled(old[1].id)
+    assert s.statistics().live == 0
+    assert s.assemble(3.0).cancel == ()
+
+
+def test_one_that_ended_while_it_was_being_cancelled_changes_nothing() -> None:
+    s = scheduler(max_lag=0, policy="greedy", groups_per_batch=1, slots=100, steps=3)
+    old = s.admit().launches
+    end(s, old[0], success(), version=0)
+    s.restore(version=1, assembled=1, submissions=1, ready=(), groups=(), now=1.0)
+    assert s.assemble(2.0).cancel
+    assert end(s, old[1], failure(), version=0) is None
+    assert s.statistics().live == 0
+
+
 def test_too_many_infrastructure_failures_stop_admission() -> None:
     s = scheduler(infra_alarm_window=4, infra_alarm_rate=0.5, max_attempts=5)
     for launch in s.admit().launches:
@@ -231,6 +256,9 @@ def test_any_order_of_endings_forms_every_batch_and_loses_nothing(
 
     def take(assembly: Assembly) -> int:
         dropped.extend(c.group_id for c in assembly.dropped)
+        for given_up in [x for x in live if x[0].id in assembly.cancel and rng.random() < 0.5]:  # the others end first
+            live.remove(given_up)
+            s.cancelled(given_up[0].id)
         if assembly.batch is None:
             return 0
         trained.extend(assembly.batch.groups)

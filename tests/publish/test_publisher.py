@@ -9,7 +9,7 @@ from muster import clock
 from muster.engine.port import InFlight
 from muster.errors import EngineError, PublicationError
 from muster.publish.publisher import Canary, Publisher, PublisherConfig
-from muster.sim.fake_engine import FakeReplica, logprobs_of
+from muster.sim.fake_engine import Call, FakeRates, FakeReplica, logprobs_of
 from muster.types import Publication, PublicationRecord, Sampling, Session, Version
 
 TOKENS = np.arange(10, dtype=np.int32)
@@ -118,3 +118,28 @@ def test_a_request_in_flight_is_labelled_with_the_versions_that_made_its_tokens(
         assert (versions, finish) == ([0], "stop")
     else:
         assert (versions, finish, record.aborted) == ([0], "abort", 1)
+
+
+@pytest.mark.parametrize("call", ["stage", "pause", "commit", "resume"])
+def test_a_call_whose_answer_was_lost_is_made_again(call: Call) -> None:
+    async def main() -> Version:
+        one = replica()
+        one.lose_acknowledgement(call)
+        (record,) = await publish([one])
+        assert record.digest_equal
+        return one.version
+
+    assert clock.run_virtual(main()).number == 1
+
+
+def test_an_error_waits_for_the_other_replicas_so_that_a_retry_meets_nothing_under_way() -> None:
+    async def main() -> tuple[float, int]:
+        broken, slow = replica("broken"), FakeReplica("slow", policy=lambda *_: [2], rates=FakeRates(commit_s=20.0))
+        asyncio.get_running_loop().call_later(0.52, broken.crash)  # both are staged
+        with pytest.raises(EngineError, match="broken"):
+            await publish([broken, slow], config=PublisherConfig(attempts=1))
+        return clock.now(), slow.version.number
+
+    took_s, number = clock.run_virtual(main())
+    assert number == 1
+    assert took_s > 20.0

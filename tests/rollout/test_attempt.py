@@ -3,63 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import json
 
-import numpy as np
 import pytest
 
 from factories import make_task
-from muster import clock
-from muster.rollout.agent import Agent, AgentConfig
-from muster.rollout.attempt import Rollout
-from muster.rollout.conversation import conversation
-from muster.rollout.renderer import Renderer
-from muster.rollout.spans import SpanRecorder
-from muster.sandbox.config import SandboxConfig
-from muster.sandbox.pool import Pool
-from muster.sim.fake_engine import FakeRates, FakeReplica
-from muster.sim.fake_sandbox import FakeBackend, FakeFaults
-from muster.sim.fake_verifier import FakeVerifier
-from muster.types import Cause, Graded, Ints, Launch, Session, Trajectory, Verdict, Version
-from rollout.tokens import STOP, CharTokenizer
+from muster.rollout.agent import AgentConfig
+from muster.sim.fake_engine import FakeRates
+from muster.sim.fake_sandbox import FakeFaults
+from muster.types import Cause, Graded, Trajectory, Verdict
+from rollout.playing import ROOMY, play
+from rollout.tokens import STOP
 
-ROOMY = AgentConfig(temperature=1.0, max_context_tokens=4000)  # a token is a character here
 SOLVE = "```bash\necho yes > done\n```"
 
 
 def attempt(
     *replies: str,
-    config: AgentConfig | None = None,
+    config: AgentConfig = ROOMY,
     max_turns: int | None = None,
     faults: FakeFaults | None = None,
     break_engine: bool = False,
     rates: FakeRates | None = None,
 ) -> Trajectory:
-    """The outcome of a model that gives `replies` in order (the last one again and again)."""
-
-    def policy(tokens: Ints, session: Session, version: Version) -> Sequence[int]:
-        turn = sum(1 for t in tokens.tolist() if t == ord(STOP)) - prompt_stops
-        return [ord(c) for c in replies[min(turn // 2, len(replies) - 1)] + STOP]
-
-    async def main() -> Trajectory:
-        backend = FakeBackend(faults=faults, rng=np.random.default_rng(0))
-        engine = FakeReplica("engine0", policy=policy, rates=rates)
-        if break_engine:
-            engine.crash("no power")
-        agent = Agent(engine=engine, renderer=renderer, config=config or ROOMY)
-        verifier = FakeVerifier(lambda task, state: 1.0 if backend.file(state, "/app/done") else 0.0)
-        rollout = Rollout(agent=agent, pool=Pool(backend, SandboxConfig(warm=0)), verifier=verifier)
-        launch = Launch(id="g0.0", group_id="g0", task=task, sibling=0)
-        trajectory = await rollout.run(launch, SpanRecorder(launch.id), seed=1)
-        await clock.sleep(1)
-        assert backend.live == 0, "the sandbox was given back"
-        return trajectory
-
-    renderer = Renderer(CharTokenizer())
     task = make_task("task", max_turns=max_turns)
-    prompt = renderer.prompt(conversation("starter", task.instruction))
-    prompt_stops = prompt.count(ord(STOP))
-    return clock.run_virtual(main())
+    return play(task, *replies, config=config, faults=faults, break_engine=break_engine, rates=rates)
 
 
 def test_a_model_that_solves_and_says_so_succeeds() -> None:
@@ -68,6 +36,24 @@ def test_a_model_that_solves_and_says_so_succeeds() -> None:
     assert trajectory.outcome.cause is Cause.VERIFIER_PASSED
     assert [t.command for t in trajectory.turns] == ["echo yes > done", None]
     assert trajectory.turns[0].exit_code == 0
+
+
+def test_each_command_is_kept_with_what_the_model_was_shown_of_it() -> None:
+    call = '<tool_call>{"name": "bash", "arguments": {"command": "%s"}}</tool_call>'
+    config = ROOMY.model_copy(update={"action_format": "tool_call", "max_tokens_per_turn": 200})
+    both = call % "echo yes > done" + call % "cat done; false"
+    first, last = attempt(both, "That is all.", config=config).turns
+    assert first.commands == ("echo yes > done", "cat done; false")
+    assert first.observations == ("(no output)", "yes\nexit code 1")
+    assert first.exit_code == 1
+    assert (last.commands, last.observations) == ((), ())
+
+
+def test_a_command_that_says_nothing_for_too_long_ends_and_the_model_is_told() -> None:
+    config = ROOMY.model_copy(update={"command_silence_s": 2.0})
+    first, *_ = attempt("```bash\nsleep 4\n```", "DONE", config=config).turns
+    assert first.observations == ("(no output)\n[stopped: no output for 2 s]",)
+    assert first.duration_s == pytest.approx(2.0, abs=0.1)
 
 
 def test_a_model_that_gives_up_fails() -> None:
@@ -129,6 +115,7 @@ def test_a_sandbox_that_never_starts_is_infrastructure() -> None:
 def test_a_sandbox_lost_from_outside_is_infrastructure() -> None:
     outcome = attempt(SOLVE, faults=FakeFaults(loss=1.0)).outcome
     assert (outcome.verdict, outcome.cause) == (Verdict.INFRA, Cause.SANDBOX_LOST)
+    assert json.loads(json.dumps(outcome.evidence))["counters"]["disk_bytes"] == 0
 
 
 def test_a_model_that_destroys_its_sandbox_fails_on_the_tokens_that_did_it() -> None:
@@ -136,6 +123,9 @@ def test_a_model_that_destroys_its_sandbox_fails_on_the_tokens_that_did_it() -> 
     outcome = trajectory.outcome
     assert (outcome.verdict, outcome.cause) == (Verdict.FAILURE, Cause.SANDBOX_DESTROYED_BY_AGENT)
     assert trajectory.sampled_tokens > 0
+    assert "cpu_s" in outcome.evidence["counters"]
+    (turn,) = trajectory.turns
+    assert (turn.commands, turn.observations) == (("destroy",), ())
 
 
 def test_spans_cover_the_trajectory_without_gap_or_overlap() -> None:

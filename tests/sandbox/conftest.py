@@ -1,4 +1,4 @@
-"""A namespace backend on a private state directory, for a body that runs in real time."""
+"""Backends for a body that runs in real time: namespace on a private state directory, docker at a private daemon."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+import daemons
 from muster import clock
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.namespace import NamespaceBackend
+from sandbox import docker_world
 
 Body = Callable[[NamespaceBackend], Awaitable[None]]
 OnBackend = Callable[..., None]
@@ -28,8 +30,21 @@ def on_backend(tmp_path: Path) -> OnBackend:
                 await body(backend)
             finally:
                 await backend.close()
-            assert [p.name for p in (tmp_path / "state" / "runs").iterdir()] == [".lock"]
+            assert [p.name for p in (settings.state_dir / "runs").iterdir()] == [".lock"]
 
         clock.run(main())
 
     return run
+
+
+@pytest.fixture(params=list(daemons.KINDS))
+def on_each(request: pytest.FixtureRequest) -> docker_world.OnDaemon:
+    """`on_each(body, **config)` runs it at each kind of daemon."""
+    host = daemons.host(request.param)
+    return lambda body, **config: docker_world.run(host, body, **config)
+
+
+@pytest.fixture
+def on_docker() -> docker_world.OnDaemon:
+    host = daemons.host("docker")
+    return lambda body, **config: docker_world.run(host, body, **config)

@@ -104,6 +104,8 @@ def test_a_deprecated_size_may_repeat_the_new_one(tmp_path):
             '[environment]\nallow_internet = true\nnetwork_mode = "no-network"\n',
             "environment.allow_internet: contradicts network_mode = 'no-network'",
         ),
+        ('[environment]\nworkdir = "app"\n', "environment.workdir: expected an absolute path, found 'app'"),
+        ("[environment.healthcheck]\nretries = 2\n", "environment.healthcheck.command: missing"),
         ('[environment]\nenv = { A = "${HOME}" }\n', "environment.env: ${HOME} has no value"),
     ],
 )
@@ -120,15 +122,15 @@ def test_two_wrong_values_are_both_named(tmp_path):
 @pytest.mark.parametrize(
     ("toml", "key"),
     [
-        ('[[steps]]\nname = "a"\n', "steps"),
         ('[environment]\nos = "windows"\n', "environment.os"),
         ("[environment]\ngpus = 1\n", "environment.gpus"),
-        ('[environment.healthcheck]\ncommand = "true"\n', "environment.healthcheck"),
+        ("[environment.tpu]\ntype = 'v6e'\n", "environment.tpu"),
         ("[[environment.mcp_servers]]\nname = 'x'\n", "environment.mcp_servers"),
-        ('[verifier]\nenvironment_mode = "separate"\n', "verifier.environment_mode"),
-        ('[[verifier.collect]]\ncommand = "x"\n', "verifier.collect"),
-        ('[agent]\nuser = "node"\n', "agent.user"),
-        ("[verifier]\nuser = 1000\n", "verifier.user"),
+        ("[verifier.environment]\ngpus = 2\n", "verifier.environment.gpus"),
+        (
+            "[verifier]\nenvironment_mode = 'separate'\n[[verifier.collect]]\ncommand = 'x'\nservice = 'db'\n",
+            "verifier.collect.0.service",
+        ),
     ],
 )
 def test_what_muster_cannot_honour_is_refused_and_not_ignored(tmp_path, toml, key):
@@ -137,9 +139,15 @@ def test_what_muster_cannot_honour_is_refused_and_not_ignored(tmp_path, toml, ke
     assert "not supported yet" in message
 
 
-@pytest.mark.parametrize("user", ['"root"', "0", '"0"'])
-def test_root_by_any_name_is_root(tmp_path, user):
-    load_task(write_task(tmp_path, toml=f"[agent]\nuser = {user}\n[verifier]\nuser = {user}\n"))
+@pytest.mark.parametrize(("user", "expected"), [('"node"', "node"), ("1000", "1000"), ('"app:www"', "app:www")])
+def test_users_have_names_or_numbers(tmp_path, user, expected):
+    task = load_task(write_task(tmp_path, toml=f"[agent]\nuser = {user}\n[verifier]\nuser = {user}\n"))
+    assert (task.image.user, task.verifier.user) == (expected, expected)
+
+
+@pytest.mark.parametrize("user", ['"a; id"', "-1", '""', '"-u"'])
+def test_a_user_that_is_none_is_refused(tmp_path, user):
+    assert "agent.user: expected a user's name or number" in problem(tmp_path, toml=f"[agent]\nuser = {user}\n")
 
 
 def test_broken_toml_gives_the_line_where_editors_find_it(tmp_path):
@@ -181,20 +189,23 @@ def test_an_empty_instruction_is_refused(tmp_path):
     assert "instruction.md: empty" in problem(tmp_path, **{"instruction.md": " \n"})
 
 
-def test_a_ready_made_image_asks_for_a_dockerfile(tmp_path):
-    directory = write_task(tmp_path, toml='[environment]\ndocker_image = "org/img:1"\n')
-    load_task(directory)
-    (directory / "environment" / "Dockerfile").unlink()
-    with pytest.raises(TaskError, match=r"docker_image: .* write environment/Dockerfile with `FROM org/img:1`"):
-        load_task(directory)
+def test_what_has_no_use_here_is_noted_and_not_refused(tmp_path):
+    task = load_task(write_task(tmp_path, toml='[environment]\nskills_dir = "/skills"\n'))
+    assert task.metadata == {"skills_dir": "/skills"}
 
 
-def test_one_compose_service_is_accepted_and_several_are_refused(tmp_path):
-    one = "services:\n  main:\n    build: .\n    environment:\n      - A=1\nvolumes:\n  x:\n"
-    load_task(write_task(tmp_path, **{"environment/docker-compose.yaml": one}))
-    two = "version: '3'\nservices:\n  main:\n    build: .\n\n  db:\n    image: postgres\n"
-    message = problem(tmp_path, **{"environment/docker-compose.yaml": two})
-    assert "services: main, db; tasks of several services are not supported yet" in message
+def test_the_solution_has_an_environment_of_its_own(tmp_path):
+    toml = '[solution]\nenv = { KEY = "${KEY:-none}" }\n'
+    task = load_task(write_task(tmp_path, toml=toml, **{"solution/solve.sh": "true\n"}))
+    assert task.solution_env == {"KEY": "none"}
+
+
+def test_paths_that_the_task_owns_are_absolute(tmp_path):
+    task = load_task(write_task(tmp_path, toml='[metadata]\nowned_paths = ["/usr/local/bin"]\n'))
+    assert task.verifier.owned == ("/usr/local/bin",)
+    for path in ("bin", "/"):
+        message = problem(tmp_path, toml=f'[metadata]\nowned_paths = ["{path}"]\n')
+        assert f"metadata.owned_paths: expected absolute paths below /, found '{path}'" in message
 
 
 def test_a_directory_loads_sorted_and_collects_every_problem(tmp_path):

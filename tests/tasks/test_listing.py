@@ -22,7 +22,18 @@ def test_a_row_shows_what_a_task_is(tmp_path):
     )
     (row,) = rows(load_directory(tmp_path).tasks)
     assert (row.id, row.family, row.max_turns, row.solution) == ("one", "copying", "2", "yes")
+    assert (row.steps, row.network) == ("-", "none")
     assert row.instruction == "First line."
+
+
+def test_steps_and_network_are_shown(tmp_path):
+    write_task(
+        tmp_path,
+        toml="[environment]\nallow_internet = true\n[[steps]]\nname = 'a'\n[[steps]]\nname = 'b'\n",
+        **{f"steps/{name}/{file}": "true\n" for name in "ab" for file in ("instruction.md", "solution/solve.sh")},
+    )
+    (row,) = rows(load_directory(tmp_path).tasks)
+    assert (row.steps, row.network, row.solution) == ("2", "any", "yes")
 
 
 def test_a_directory_of_good_tasks_lists_them_all(tmp_path):

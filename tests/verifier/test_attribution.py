@@ -16,6 +16,7 @@ GOOD = Attempt(reward=1.0)
 BAD = Attempt(reward=0.0)
 BROKEN = Attempt(problem=Problem.MISSING)
 NOT_STARTED = Attempt(problem=Problem.NOT_STARTED, cause=Cause.SANDBOX_START_FAILED)
+UNSCORABLE = Attempt(problem=Problem.UNSCORABLE)
 LOST = Attempt(problem=Problem.INTERRUPTED, cause=Cause.SANDBOX_LOST)
 
 
@@ -54,6 +55,9 @@ def outcome(finals: list[Attempt], controls: list[Attempt]) -> tuple[Verdict, Ca
         ([BROKEN, BROKEN], [LOST], Step.CONTROL),
         ([LOST, LOST, LOST], [], (Verdict.INFRA, Cause.SANDBOX_LOST)),
         ([BROKEN, LOST, BROKEN], [LOST, LOST], (Verdict.INFRA, Cause.SANDBOX_LOST)),
+        # a scorer that cannot tell
+        ([UNSCORABLE], [], (Verdict.UNKNOWN, Cause.UNSCORABLE)),
+        ([LOST, UNSCORABLE], [], (Verdict.UNKNOWN, Cause.UNSCORABLE)),
         # a healthy control from before saves a run, and changes nothing for a reward
         ([BROKEN, BROKEN], [GOOD], (Verdict.FAILURE, Cause.VERIFIER_BROKEN_BY_AGENT)),
         ([GOOD], [BAD], (Verdict.SUCCESS, Cause.VERIFIER_PASSED)),
@@ -66,7 +70,7 @@ def test_runs_lead_to_the_outcome_of_the_table(
 
 
 def test_every_sequence_of_runs_comes_to_an_end() -> None:
-    for answers in itertools.product([GOOD, BAD, BROKEN, NOT_STARTED, LOST], repeat=5):
+    for answers in itertools.product([GOOD, BAD, BROKEN, NOT_STARTED, LOST, UNSCORABLE], repeat=5):
         finals: list[Attempt] = []
         controls: list[Attempt] = []
         rest = iter(answers)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.verifier.reward import Problem, parse
+from muster.verifier.reward import Problem, criteria, parse
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,15 @@ def test_a_reward_file_gives_a_finite_number_or_its_problem(
 def test_no_content_raises_or_gives_an_infinite_reward(json_file: bytes | None, text_file: bytes | None) -> None:
     reward = parse(json_file, text_file)
     assert isinstance(reward, Problem) or math.isfinite(reward)
+
+
+@given(st.one_of(st.none(), st.binary()))
+def test_criteria_are_there_only_with_a_reward(json_file: bytes | None) -> None:
+    if isinstance(parse(json_file, None), Problem):
+        assert criteria(json_file) == {}
+
+
+def test_the_members_of_an_object_are_its_criteria() -> None:
+    assert criteria(b'{"reward": 1, "style": 0.5}') == {"reward": 1.0, "style": 0.5}
+    assert criteria(b"1") == {}
+    assert criteria(b'{"reward": "x"}') == {}

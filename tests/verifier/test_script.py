@@ -74,6 +74,7 @@ def test_the_json_file_wins_over_the_text_file(grade: Grade) -> None:
     outcome = grade(PASS + "echo '{\"reward\": 0.5}' > /logs/verifier/reward.json")
     assert isinstance(outcome, Graded)
     assert (outcome.reward, outcome.verdict) == (0.5, Verdict.FAILURE)
+    assert outcome.evidence["criteria"] == {"reward": 0.5}
 
 
 def test_a_script_that_always_crashes_is_infrastructure(grade: Grade) -> None:

@@ -69,6 +69,16 @@ def system(name: str, release: str, python: tuple[int, int, int], cores: int) ->
     return _ok("system", detail)
 
 
+def user(*, root: bool, exact_quota: bool) -> Check:
+    """What an ordinary user's sandboxes lack whatever the cgroups allow."""
+    if root:
+        return _ok("user", "root: sandboxes have users of their own, and disk quotas can be exact")
+    if exact_quota:
+        return _fail("user", "sandbox.disk_quota = exact needs root, to mount a file system", "set it to polled")
+    detail = "an ordinary user: chown, su and images with a user do not work in sandboxes; disk limits are polled"
+    return _ok("user", detail)
+
+
 def leftovers(reaped: Reaped | str, weights: Sequence[Path], state_dir: Path) -> Check:
     """`reaped`: what was removed of sandboxes, or why the directory cannot be used. `weights`: removed files."""
     if isinstance(reaped, str):

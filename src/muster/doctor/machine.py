@@ -57,13 +57,15 @@ def look(config: SandboxConfig) -> Iterator[Check]:
 
 def look_at_sandboxes(config: SandboxConfig) -> Iterator[Check]:
     """From the ground up."""
+    user = judge.user(root=os.geteuid() == 0, exact_quota=config.disk_quota == "exact")
+    yield user
     cgroups = Cgroups.detect()
     yield judge.limits(cgroups.version, tuple(cgroups.hierarchies), try_limits(cgroups))
     namespaces = judge.namespaces(try_namespaces(), forbidden=lifting())
     yield namespaces
     leftovers = judge.leftovers(try_reap(config.state_dir), memory.reap(), config.state_dir)
     yield leftovers
-    if Status.FAIL in (namespaces.status, leftovers.status):
+    if Status.FAIL in (user.status, namespaces.status, leftovers.status):
         return
     overlay = judge.overlay(try_overlay(config.state_dir), config.state_dir)
     yield overlay

@@ -7,6 +7,7 @@ import types as pytypes
 import typing
 import zlib
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any, get_args, get_origin
 
 import numpy as np
@@ -20,6 +21,7 @@ def encode(value: Any) -> Any:
     return value
 
 
+@lru_cache(maxsize=64)
 def decoders(row: type[Any]) -> list[tuple[str, Any]]:
     """(field name, decode) for each field: JSON for containers, as it is for the rest."""
     hints = typing.get_type_hints(row)

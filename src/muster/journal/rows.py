@@ -6,7 +6,7 @@ for tokens, as a packed blob.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -120,13 +120,19 @@ class TrajectoryRow:
             task_id=self.task_id,
             attempt=self.attempt,
             segments=unpack_segments(self.segments),
-            turns=tuple(Turn(**t) for t in self.turns),
+            turns=tuple(_turn(t) for t in self.turns),
             spans=tuple(spans),
             outcome=self.outcome,
             started=self.started,
             ended=self.ended,
             snapshots=tuple(self.snapshots),
         )
+
+
+def _turn(columns: Mapping[str, Any]) -> Turn:
+    """JSON knows no tuples, and runs of before had no such columns."""
+    sequences = {name: tuple(columns.get(name, ())) for name in ("commands", "observations")}
+    return Turn(**{**columns, **sequences})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from muster.journal.rows import (
     StepRow,
     TrajectoryRow,
 )
-from muster.types import Evaluation, Graded, PublicationRecord, Trajectory, Version
+from muster.types import Evaluation, Graded, PublicationRecord, Trajectory, Turn, Version
 
 SCHEMA_VERSION = 1
 
@@ -48,6 +48,15 @@ _TABLES: dict[type[Any], tuple[str, str]] = {  # row class -> (table, primary ke
     CheckpointRow: ("checkpoint", "step"),
 }
 _JSON_TABLES = ("publication", "evaluation")  # whole records, by number and name
+
+_INSERTS: dict[type[Any], tuple[str, tuple[str, ...]]] = {  # row class -> (statement, its columns)
+    row: (
+        f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(fields(row)))})",
+        tuple(f.name for f in fields(row)),
+    )
+    for row, (table, _) in _TABLES.items()
+}
+_TURN = tuple(f.name for f in fields(Turn))
 
 Row = TypeVar("Row")
 
@@ -72,17 +81,37 @@ class Journal:
             raise UserError(f"{path} exists already; resume that run or choose another directory")
         path.parent.mkdir(parents=True, exist_ok=True)
         journal = cls(_connect(path, "rwc"), path)
-        with journal.transaction():
+        journal._create_tables(meta)
+        return journal
+
+    @classmethod
+    def in_memory(cls, *, meta: Mapping[str, Any]) -> Self:
+        """A journal without a file, gone with its process; for simulations."""
+        journal = cls(sqlite3.connect(":memory:", isolation_level=None), Path(":memory:"))
+        journal._create_tables(meta)
+        return journal
+
+    def copied(self) -> Self:
+        """What is committed now, in memory and apart from this one."""
+        copy = type(self)(sqlite3.connect(":memory:", isolation_level=None), self.path)
+        self._db.backup(copy._db)
+        return copy
+
+    def to_bytes(self) -> bytes:
+        """The whole database. Two runs that did the same in the same order have equal bytes."""
+        return self._db.serialize()
+
+    def _create_tables(self, meta: Mapping[str, Any]) -> None:
+        with self.transaction():
             for row, (table, key) in _TABLES.items():
                 columns = ", ".join(f'"{f.name}"' for f in fields(row))
-                journal._db.execute(f"CREATE TABLE {table} ({columns}, PRIMARY KEY ({key})) WITHOUT ROWID")
+                self._db.execute(f"CREATE TABLE {table} ({columns}, PRIMARY KEY ({key})) WITHOUT ROWID")
             for table in (*_JSON_TABLES, "meta"):
-                journal._db.execute(f"CREATE TABLE {table} (number, name, data, PRIMARY KEY (number, name))")
-            journal._db.execute("CREATE INDEX launch_group ON launch (group_id)")
-            journal._db.execute("CREATE INDEX trajectory_group ON trajectory (group_id)")
+                self._db.execute(f"CREATE TABLE {table} (number, name, data, PRIMARY KEY (number, name))")
+            self._db.execute("CREATE INDEX launch_group ON launch (group_id)")
+            self._db.execute("CREATE INDEX trajectory_group ON trajectory (group_id)")
             for name, value in {**meta, "schema": SCHEMA_VERSION}.items():
-                journal.set_meta(name, value)
-        return journal
+                self.set_meta(name, value)
 
     @classmethod
     def open(cls, path: Path, *, write: bool = False) -> Journal:
@@ -130,10 +159,8 @@ class Journal:
         """Write rows, together. A row with the key of an earlier one replaces it."""
         with self.transaction():
             for row in rows:
-                table, _ = _TABLES[type(row)]
-                values = [encode(getattr(row, f.name)) for f in fields(row)]
-                marks = ", ".join("?" * len(values))
-                self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)
+                insert, names = _INSERTS[type(row)]
+                self._db.execute(insert, [encode(getattr(row, name)) for name in names])
 
     def record_trajectory(self, trajectory: Trajectory, *, sibling: int, purpose: Purpose) -> None:
         """Commit a trajectory with its spans; afterwards it may be counted."""
@@ -158,7 +185,7 @@ class Journal:
             sampled_tokens=trajectory.sampled_tokens,
             prompt_tokens=sum(t.prompt_tokens for t in trajectory.turns),
             cached_tokens=sum(t.cached_tokens for t in trajectory.turns),
-            turns=[asdict(t) for t in trajectory.turns],
+            turns=[{name: getattr(turn, name) for name in _TURN} for turn in trajectory.turns],
             snapshots=list(trajectory.snapshots),
             segments=pack_segments(trajectory.segments),
         )
@@ -197,6 +224,12 @@ class Journal:
     def count(self, row: type[Any], where: str = "", *values: Any) -> int:
         clause = f"WHERE {where}" if where else ""
         return int(self._db.execute(f"SELECT COUNT(*) FROM {_TABLES[row][0]} {clause}", values).fetchone()[0])
+
+    def ids(self, row: type[Any], where: str = "", *values: Any) -> list[str]:
+        """The `id` of each row, in key order, without reading the rest of it."""
+        table, key = _TABLES[row]
+        clause = f"WHERE {where}" if where else ""
+        return [id for (id,) in self._db.execute(f"SELECT id FROM {table} {clause} ORDER BY {key}", values)]
 
     def meta(self) -> dict[str, Any]:
         return {name: json.loads(data) for name, data in self._db.execute("SELECT name, data FROM meta")}

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 
 from muster.journal import GroupRow, Journal, Purpose, TrajectoryRow
 from muster.observe.record import Record, read
-from muster.types import Verdict
+from muster.types import Cause, Verdict
 
 GRADED = (Verdict.SUCCESS, Verdict.FAILURE)
+FLAGGED = (Cause.TAMPERED, Cause.SANDBOX_DESTROYED_BY_AGENT, Cause.VERIFIER_BROKEN_BY_AGENT)
+"""Graded by other evidence than the verifier's reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from muster.observe.bias import Bias, bias
 from muster.observe.critical_path import BatchTime, batch_time, trajectory_time
 from muster.observe.devices import DeviceLedger, device_ledger
 from muster.observe.freshness import BatchFreshness, freshness
-from muster.observe.outcomes import Accounting, Groups, Outcomes, account, group_counts, outcomes
+from muster.observe.outcomes import FLAGGED, Accounting, Groups, Outcomes, account, group_counts, outcomes
 from muster.observe.record import Record, Session, read
 from muster.types import DeviceState, Evaluation, PublicationRecord, Stage, Verdict
 
@@ -220,7 +220,7 @@ def _interesting(trajectories: Iterable[TrajectoryRow]) -> tuple[TrajectoryRow, 
     odd = {Verdict.UNKNOWN: 1, Verdict.INFRA: 2}
 
     def rank(t: TrajectoryRow) -> tuple[int, float]:
-        flagged = t.cause in ("tampered", "sandbox_destroyed_by_agent", "verifier_broken_by_agent")
+        flagged = t.cause in FLAGGED
         return (0 if flagged else odd.get(Verdict(t.verdict), 3), t.started - t.ended)
 
     return tuple(sorted(trajectories, key=rank)[:INTERESTING])

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from muster.journal import TrajectoryRow
 from muster.observe import words
-from muster.observe.outcomes import GRADED, Outcomes
+from muster.observe.evidence import brief
+from muster.observe.outcomes import FLAGGED, GRADED, Outcomes
 from muster.observe.report import Report
 from muster.observe.section import Section, Table
 from muster.types import Evaluation, Verdict
+
+LAST_DOUBTS = 10
 
 
 def environments(report: Report) -> Section:
@@ -31,7 +35,18 @@ def environments(report: Report) -> Section:
         rows=((str(groups.admitted), str(groups.trained), str(groups.waiting), dropped),),
     )
     counts = [_outcomes(train), _outcomes(report.evaluate)] if report.evaluate.launched else [_outcomes(train)]
-    return Section(title=title, sentence=sentence, tables=(*counts, fates))
+    doubts = _doubts(report.interesting)
+    return Section(title=title, sentence=sentence, tables=(*counts, fates, *([doubts] if doubts.rows else [])))
+
+
+def _doubts(interesting: Sequence[TrajectoryRow]) -> Table:
+    """Outcomes that rest on more than the verifier's reward; the page and a replay show their evidence whole."""
+    odd = [t for t in interesting if t.cause in FLAGGED or t.verdict not in GRADED][:LAST_DOUBTS]
+    return Table(
+        title="Ungraded and flagged, and why (muster replay ID shows the evidence, and plays it again)",
+        columns=("trajectory", "task", "verdict", "cause", "evidence"),
+        rows=tuple((t.id, t.task_id, t.verdict, t.cause.replace("_", " "), brief(t.evidence)) for t in odd),
+    )
 
 
 def _outcomes(counts: Outcomes) -> Table:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import Counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from muster import clock
 from muster.journal import DropRow, Journal, LaunchRow, Purpose
@@ -31,19 +31,31 @@ class Dispatcher:
         self._journal = journal
         self._attempts = attempts
         self._live: dict[str, SpanRecorder] = {}
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._reasons: dict[str, str] = {}
 
     async def run(self, launch: Launch, purpose: Purpose, seed: int) -> Trajectory:
         spans = self._live[launch.id] = SpanRecorder(launch.id)
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks[launch.id] = task
         self._journal.record(_launch_row(launch, spans.started, purpose))
         try:
             trajectory = await self._attempts.run(launch, spans, seed)
             self._journal.record_trajectory(trajectory, sibling=launch.sibling, purpose=purpose)
             return trajectory
         except asyncio.CancelledError:
-            self._journal.record(DropRow(id=launch.id, reason="stopped", at=clock.now()))
+            reason = self._reasons.pop(launch.id, "stopped")
+            self._journal.record(DropRow(id=launch.id, reason=reason, at=clock.now()))
             raise
         finally:
-            del self._live[launch.id]
+            del self._live[launch.id], self._tasks[launch.id]
+
+    def cancel(self, launch_id: str, reason: str) -> None:
+        """Cancel the task that runs this launch; it ends as a drop row with `reason`. Nothing if it has ended."""
+        if launch_id in self._tasks:
+            self._reasons[launch_id] = reason
+            self._tasks[launch_id].cancel()
 
     def stages(self) -> Counter[str]:
         """Live trajectories by the stage they are in."""

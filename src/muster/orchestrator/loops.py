@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -28,13 +28,14 @@ from muster.engine.port import Replica
 from muster.errors import MusterError
 from muster.journal import CheckpointRow, DropRow, EventRow, GroupRow, Journal, StepRow
 from muster.metrics import Mean, Metrics, Sum
+from muster.orchestrator.delivery import Delivery
 from muster.orchestrator.device import DeviceRecorder
 from muster.orchestrator.dispatch import Dispatcher, derived_seed
 from muster.orchestrator.record import batch_row, device_rows, group_row, observe_step
 from muster.orchestrator.resume import Standing
 from muster.orchestrator.scheduler import Admission, Closed, Scheduler
 from muster.orchestrator.status import PoolStatus, Progress, RunStatus
-from muster.publish.publisher import Canary, Publisher
+from muster.publish.publisher import Publisher
 from muster.trainer.port import Trainer
 from muster.types import Batch, Cause, DeviceState, Evaluation, Graded, Ints, Launch, Publication, Trajectory, Verdict
 
@@ -48,9 +49,17 @@ class LoopConfig(BaseModel):
     checkpoint_every: int = Field(default=7, ge=1, description="steps between checkpoints")
     evaluate_every: int = Field(default=7, ge=0, description="steps between evaluations; 0: only at the ends")
     watch_interval_s: float = Field(default=1.0, gt=0, description="how often engine statistics are read")
+    publish_attempts: int = Field(default=3, ge=1, description="tries to publish a version before the run stops")
 
 
 class Curriculum(Protocol):
+    """Where tasks come from, as far as the loops know it."""
+
+    @property
+    def quarantined(self) -> Mapping[str, str]: ...
+
+    def fault(self, task_id: str, reason: str) -> bool: ...
+
     def state(self) -> dict[str, object]: ...
 
 
@@ -114,6 +123,15 @@ class Orchestrator:
         self._groups: dict[str, GroupRow] = {}  # rows of the groups that are not closed yet
         self._device = DeviceRecorder(parts.journal, "trainer", DeviceState.LOADING)
         self._progress = Progress(directory.name, config.steps)
+        self._delivery = Delivery(
+            journal=parts.journal,
+            trainer=parts.trainer,
+            publisher=parts.publisher,
+            retire=parts.retire,
+            canary=parts.canary,
+            temperature=parts.temperature,
+            attempts=config.publish_attempts,
+        )
 
     def stop(self) -> None:
         """Ask for a clean stop: live attempts are dropped, a checkpoint is written, `run` returns."""
@@ -181,18 +199,27 @@ class Orchestrator:
         scheduler = self._p.scheduler
         self._assemble()  # a resumed run may hold a whole batch already
         while True:
-            admission = scheduler.admit()
-            self._record_admission(admission)
-            for launch in admission.launches:
-                tasks.create_task(self._attempt(launch), name=launch.id)
-            self._p.prefetch(scheduler.upcoming())
+            if not self._delivery.strayed:  # a replica that serves nothing yet would burn every refill at once
+                self._admit(tasks)
             if scheduler.alarm and not scheduler.live:
                 raise AdmissionStopped(f"{scheduler.alarm}; admission is stopped. See `muster report`, then --resume")
             await self._changed.wait()
 
+    def _admit(self, tasks: asyncio.TaskGroup) -> None:
+        admission = self._p.scheduler.admit()
+        self._record_admission(admission)
+        for launch in admission.launches:
+            tasks.create_task(self._attempt(launch), name=launch.id)
+        self._p.prefetch(self._p.scheduler.upcoming())
+
     async def _attempt(self, launch: Launch) -> None:
         """Commit, then count, then see what became possible."""
-        trajectory = await self._p.dispatcher.run(launch, "train", derived_seed(self._seed, launch.id))
+        try:
+            trajectory = await self._p.dispatcher.run(launch, "train", derived_seed(self._seed, launch.id))
+        except asyncio.CancelledError:
+            self._p.scheduler.cancelled(launch.id)
+            self._changed.fire()
+            raise
         if trajectory.outcome.cause is Cause.ENGINE_FAILED:
             await self._look()  # an engine that is dead says so here, before its refills fail one by one
         self._observe(trajectory)
@@ -216,6 +243,8 @@ class Orchestrator:
         assembly = self._p.scheduler.assemble(clock.now())
         for closed in assembly.dropped:
             self._record_closed(closed)
+        for launch_id in assembly.cancel:
+            self._p.dispatcher.cancel(launch_id, "too_stale")
         if assembly.batch is not None:
             self._p.journal.record(batch_row(assembly.batch, self._step, trainer_free_at=self._device.since))
             self._batches.append(assembly.batch)
@@ -235,7 +264,10 @@ class Orchestrator:
 
     async def _next_batch(self) -> Batch:
         while not self._batches:
-            await self._changed.wait()
+            if self._delivery.strayed:
+                await self._publish_again()
+            else:
+                await self._changed.wait()
         batch = self._batches.popleft()
         self._p.journal.record(batch_row(batch, self._step, trainer_free_at=self._device.since))
         return batch
@@ -270,19 +302,20 @@ class Orchestrator:
     async def _publish(self, *, trained_at: float) -> None:
         """Make version `self._step` serve everywhere."""
         self._device.enter(DeviceState.PUBLISH)
-        exporting = clock.now()
-        publication = await self._p.trainer.export(self._step)
-        export_s = clock.now() - exporting
-        (logprobs_T,) = await self._p.trainer.score([self._p.canary], temperature=self._p.temperature)
-        canary = Canary(tokens=self._p.canary, temperature=self._p.temperature, logprobs_T=logprobs_T)
-        try:
-            records = await self._p.publisher.publish(publication, canary, trained_at=trained_at, export_s=export_s)
-        finally:
-            self._p.retire(publication)
-        for record in records:
+        for record in await self._delivery.deliver(self._step, trained_at=trained_at):
             self._p.journal.record_publication(record)
 
+    async def _publish_again(self) -> None:
+        """A replica that restarted serves nothing until it holds the version that the others serve."""
+        self._device.enter(DeviceState.PUBLISH)
+        await self._delivery.deliver(self._step, trained_at=clock.now())
+        self._p.journal.record(EventRow(at=clock.now(), kind="republished", message=f"version {self._step}"))
+        self._device.enter(DeviceState.BATCH_WAIT)
+        self._changed.fire()
+
     async def _evaluate(self) -> None:
+        if self._delivery.strayed:
+            await self._publish_again()
         self._device.enter(DeviceState.EVALUATE)
         self._p.journal.record_evaluation(await self._p.evaluate(self._step))
 
@@ -305,8 +338,11 @@ class Orchestrator:
 
     async def _look(self) -> None:
         """Read the engines into the journal, and show a frame."""
+        serving = self._delivery.serving
         statistics = [await engine.statistics() for engine in self._p.engines]
         self._p.journal.record(*device_rows(statistics))
+        if self._delivery.look(statistics, asked=serving):
+            self._changed.fire()
         self._p.on_status(
             self._progress.status(
                 scheduler=self._p.scheduler.statistics(),

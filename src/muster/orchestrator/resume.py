@@ -123,7 +123,5 @@ def _batch(journal: Journal, row: BatchRow) -> Batch:
 
 
 def _interrupted(journal: Journal) -> tuple[str, ...]:
-    ended = {r.id for r in journal.rows(DropRow)}
-    for row in journal.rows(TrajectoryRow):
-        ended.add(row.id)
-    return tuple(r.id for r in journal.rows(LaunchRow) if r.id not in ended)
+    ended = {*journal.ids(DropRow), *journal.ids(TrajectoryRow)}
+    return tuple(id for id in journal.ids(LaunchRow) if id not in ended)

@@ -5,7 +5,8 @@ state: no clock, no engine, no sandbox, no event loop. The caller passes the tim
 
     admit()     consumes free slots and allowed lag      produces launches, started groups first
     ended()     consumes one trajectory                  produces a refill, a ready group, or a dropped one
-    assemble()  consumes ready groups                    produces a batch as soon as enough are eligible
+    assemble()  consumes ready groups                    produces a batch as soon as enough are eligible, and what to
+                                                         cancel: live work of groups that no batch can take any more
     published() consumes a version                       unblocks admission
 
 Batch k is trained by version k, and opens when batch k - 1 was assembled. With `max_lag = 0` groups for batch k
@@ -99,10 +100,11 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """A batch, if enough groups were eligible, and the ready groups found too stale for it."""
+    """A batch, if enough groups were eligible; the groups found too stale for it; and launches of these to cancel."""
 
     batch: Batch | None
     dropped: tuple[Closed, ...] = ()
+    cancel: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,27 +166,36 @@ class Scheduler:
     def ended(self, trajectory: Trajectory, now: float) -> Closed | None:
         """Take in an ended trajectory. Returns what became of its group, if that is now decided."""
         launch = self._live.pop(trajectory.id)
-        group = self._groups[launch.group_id]
-        del group.pending[launch.sibling]
         self._recent.append(trajectory.outcome.verdict is Verdict.INFRA)
+        group = self._groups.get(launch.group_id)
+        if group is None:
+            return None  # dropped while it ended
+        del group.pending[launch.sibling]
         if isinstance(trajectory.outcome, Graded):
             group.members[launch.sibling] = trajectory
         elif group.launches[launch.sibling] < self._config.max_attempts:
             self._enqueue(group, launch.sibling, front=True)
         return None if group.pending else self._close(group, now)
 
+    def cancelled(self, launch_id: str) -> None:
+        """A launch that `assemble` gave up is gone; its slot is free."""
+        self._live.pop(launch_id, None)
+
     def assemble(self, now: float) -> Assembly:
         """Form the next batch at the instant it becomes possible: call it after every event."""
         step = self._assembled
-        dropped = tuple(self._dropped(g.id, "too_stale") for g in self._pool.expire(step))
+        doomed = self._give_up(step)
+        stale = (*doomed, *(g.id for g in self._pool.expire(step)))
+        dropped = tuple(self._dropped(id, "too_stale") for id in stale)
+        cancel = tuple(x.id for x in self._live.values() if x.group_id in doomed)
         unresolved = [g.submission for g in self._groups.values()]
         groups = self._pool.take(self._config.groups_per_batch, unresolved=unresolved)
         if groups is None or step >= self._steps:
-            return Assembly(batch=None, dropped=dropped)
+            return Assembly(batch=None, dropped=dropped, cancel=cancel)
         batch = Batch(step=step, groups=groups, opened_at=self._opened_at, ready_at=now)
         self._assembled += 1
         self._opened_at = now
-        return Assembly(batch=batch, dropped=dropped)
+        return Assembly(batch=batch, dropped=dropped, cancel=cancel)
 
     def published(self, version: int) -> None:
         """Version `version` serves."""
@@ -266,6 +277,16 @@ class Scheduler:
 
     def _room_for_group(self) -> bool:
         return not self._live or self._config.slots - len(self._live) >= self._config.group_size
+
+    def _give_up(self, step: int) -> list[str]:
+        """Open groups with a graded member too old for batch `step`: the others would be sampled for nothing."""
+        max_lag = self._config.max_lag
+        doomed = [g.id for g in self._groups.values() if not allowed(g.members.values(), step, max_lag=max_lag)]
+        if doomed:
+            self._queue = deque(x for x in self._queue if x.group_id not in doomed)
+        for id in doomed:
+            del self._groups[id]
+        return doomed
 
     def _open_group(self) -> Group:
         task = self._source.next()

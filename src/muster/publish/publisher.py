@@ -1,6 +1,7 @@
 """The publisher: new weights reach every replica, or every replica stays on one definite version.
 
     stage on all (while serving) ─► on each: pause ─► commit ─► digest and canary ─► resume
+                                    a call that failed is made again: each is idempotent per version
 
 Law: a version counts only when the digest of what the engine holds equals the digest that was published, and
 fixed tokens score alike in engine and trainer. An answer of 200 and a version label prove nothing. This file
@@ -10,16 +11,19 @@ knows no transport and no trainer: it takes a publication and a reference, and r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from muster import clock
 from muster.engine.port import CachePolicy, InFlight, Replica
-from muster.errors import PublicationError
+from muster.errors import EngineError, PublicationError
 from muster.types import Floats, Ints, Publication, PublicationRecord
+
+_T = TypeVar("_T")
 
 
 class PublisherConfig(BaseModel):
@@ -31,6 +35,8 @@ class PublisherConfig(BaseModel):
     cache: CachePolicy = Field(default=CachePolicy.KEEP, description="what the commit does to their cache")
     stage_timeout_s: float = Field(default=120.0, gt=0, description="deadline for fetching and decoding")
     commit_timeout_s: float = Field(default=60.0, gt=0, description="deadline for pause, commit, checks and resume")
+    attempts: int = Field(default=3, ge=1, description="tries of one call to a replica; its answer may have been lost")
+    retry_pause_s: float = Field(default=0.5, ge=0, description="between two tries of a call")
     canary_tolerance: float = Field(
         default=0.1, gt=0, description="largest mean |difference| of canary log-probabilities, engine against trainer"
     )
@@ -62,15 +68,13 @@ class Publisher:
         staged_at = clock.now()
         await self._stage(publication)
         stage_s = clock.now() - staged_at
-        return await asyncio.gather(
-            *(self._commit(r, publication, canary, trained_at, export_s, stage_s) for r in self._replicas)
-        )
+        return await _all([self._commit(r, publication, canary, trained_at, export_s, stage_s) for r in self._replicas])
 
     async def _stage(self, publication: Publication) -> None:
         number = publication.version.number
         try:
             async with clock.timeout(self._config.stage_timeout_s):
-                await asyncio.gather(*(r.stage(publication) for r in self._replicas))
+                await _all([self._insist(lambda r=r: r.stage(publication)) for r in self._replicas])
         except TimeoutError as error:
             limit = self._config.stage_timeout_s
             raise PublicationError(f"version {number} was not staged within {limit:g} s") from error
@@ -88,11 +92,11 @@ class Publisher:
         paused_at = clock.now()
         try:
             async with clock.timeout(self._config.commit_timeout_s):
-                pause = await replica.pause(self._config.in_flight)
-                held = await replica.commit(version, self._config.cache)
+                pause = await self._insist(lambda: replica.pause(self._config.in_flight))
+                held = await self._insist(lambda: replica.commit(version, self._config.cache))
                 commit_s = clock.now() - paused_at
                 difference = await self._check(replica, canary)
-                await replica.resume()
+                await self._insist(replica.resume)
         except TimeoutError as error:
             limit = self._config.commit_timeout_s
             raise PublicationError(
@@ -127,3 +131,22 @@ class Publisher:
                 f"tolerance {self._config.canary_tolerance:g}: the engine does not hold what was trained"
             )
         return difference
+
+    async def _insist(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        for _ in range(self._config.attempts - 1):
+            try:
+                return await call()
+            except EngineError:
+                await clock.sleep(self._config.retry_pause_s)
+        return await call()
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """The results, or the first error once all have ended: a retry must not meet what is still under way."""
+    ended = await asyncio.gather(*work, return_exceptions=True)
+    results: list[_T] = []
+    for result in ended:
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results

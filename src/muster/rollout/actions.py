@@ -100,7 +100,9 @@ def describe(result: Result, *, timeout_s: float, limit_chars: int) -> str:
         half = limit_chars // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half} characters omitted ...]\n{text[-half:]}"
     notes: list[str] = []
-    if result.timed_out:
+    if result.silent:
+        notes.append(f"[stopped: no output for {timeout_s:g} s]")
+    elif result.timed_out:
         notes.append(f"[timed out after {timeout_s:g} s]")
     if result.out_of_memory:
         notes.append("[out of memory]")

@@ -1,6 +1,7 @@
 """The agent: turns of engine and sandbox until the model stops or a budget is spent.
 
     transcript ─generate─► reply ─parse─► command ─run─► observation ─► transcript ─► …
+         ▲ instruct: the next step's instruction follows the last reply
 
 Law: a budget is charged only with what the model did: its commands' wall time, and its tokens at a reference
 rate. Queues, pauses and infrastructure are never charged. How it ended is returned, not judged.
@@ -39,6 +40,9 @@ class AgentConfig(BaseModel):
     max_tokens: int = Field(default=512, ge=1, description="sampled tokens in one trajectory")
     max_context_tokens: int = Field(default=1024, ge=16, description="tokens the trajectory may hold in all")
     command_timeout_s: float = Field(default=5.0, gt=0, description="one command; the model is told when it ran out")
+    command_silence_s: float | None = Field(
+        default=None, gt=0, description="one command without any output; the model is told; None: no such limit"
+    )
     time_budget_s: float = Field(default=120.0, gt=0, description="the model's own time in one trajectory")
     reference_tokens_per_s: float = Field(
         default=50.0,
@@ -55,15 +59,21 @@ class Episode:
 
     transcript: Transcript
     turns: list[Turn] = field(default_factory=list[Turn])
+    stopped: bool = True  # the last reply ended with a stop token
+    step: int = 0  # of a task of several steps
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(turn.sampled_tokens for turn in self.turns)
 
 
 @dataclass(slots=True)
 class _Budget:
-    """What is left of the model's own tokens and time."""
+    """What is left of the model's own tokens and time. `tokens`: sampled so far, in all steps."""
 
     config: AgentConfig
     time_s: float
-    tokens: int = 0
+    tokens: int
     spent_s: float = 0.0
 
     def charge_tokens(self, count: int) -> None:
@@ -106,6 +116,12 @@ class Agent:
         messages = conversation(self.config.prompt, task.instruction)
         return Episode(Transcript(self.renderer.prompt(messages)))
 
+    def instruct(self, episode: Episode, instruction: str) -> None:
+        """Go on with the next step's instruction, after the model said that it is done with the last."""
+        episode.step += 1
+        message = {"role": "user", "content": instruction}
+        episode.transcript.observed(self.renderer.observation([message], stopped=episode.stopped))
+
     async def play(
         self,
         task: Task,
@@ -115,25 +131,34 @@ class Agent:
         spans: SpanRecorder,
         seed: int | None = None,
     ) -> Spent | None:
-        """Play until the model says that it is done (None) or a budget is spent (which one)."""
+        """Play until the model says that it is done (None) or a budget is spent (which one).
+
+        `task` may be one step of several: its time is its own, turns, tokens and context are the whole trajectory's.
+        """
         config = self.config
         form = action_format(config.action_format)
         transcript, turns = episode.transcript, episode.turns
-        budget = _Budget(config, task.agent_timeout_s or config.time_budget_s)
+        budget = _Budget(config, task.agent_timeout_s or config.time_budget_s, episode.sampled_tokens)
         last = min(config.max_turns, task.max_turns or config.max_turns)
+        if len(turns) >= last:
+            return Cause.TURN_BUDGET
         while (spent := budget.exhausted(len(transcript))) is None:
             before = len(transcript)
             completion = await self._reply(transcript, budget, session, spans, seed, len(turns))
+            episode.stopped = completion.finish == "stop"
             reply = self.renderer.text(completion.tokens_T.tolist())
             action = form.parse(reply)
-            observed = await self._act(action, sandbox, budget)
-            turns.append(_turn(len(turns), reply, action, observed, completion, prompt_tokens=before))
+            observed: list[_Observed] = []
+            try:
+                await self._act(action, sandbox, budget, observed)
+            finally:  # a command that ended its sandbox is part of the record
+                turns.append(_turn(episode, reply, action, observed, completion, prompt_tokens=before))
             if isinstance(action, Done):
                 return None
             if len(turns) >= last:
                 return Cause.TURN_BUDGET
             messages = form.observe([o.text for o in observed])
-            transcript.observed(self.renderer.observation(messages, stopped=completion.finish == "stop"))
+            transcript.observed(self.renderer.observation(messages, stopped=episode.stopped))
         return spent
 
     async def _reply(
@@ -163,19 +188,19 @@ class Agent:
             parts.append(part)
         return _joined(parts)
 
-    async def _act(self, action: Action, sandbox: Sandbox, budget: _Budget) -> list[_Observed]:
-        if isinstance(action, Done):
-            return []
+    async def _act(self, action: Action, sandbox: Sandbox, budget: _Budget, observed: list[_Observed]) -> None:
         if isinstance(action, Malformed):
-            return [_Observed(action.advice)]
-        observed: list[_Observed] = []
+            observed.append(_Observed(action.advice))
+        if not isinstance(action, Commands):
+            return
+        silence_s = self.config.command_silence_s
         for command in action.commands:
             timeout_s = min(self.config.command_timeout_s, max(0.1, budget.time_s - budget.spent_s))
-            result = await sandbox.run(command, timeout_s)
+            result = await sandbox.run(command, timeout_s, silence_s=silence_s)
             budget.spent_s += result.duration_s
-            text = describe(result, timeout_s=timeout_s, limit_chars=self.config.observation_chars)
+            limit_s = silence_s if result.silent and silence_s else timeout_s
+            text = describe(result, timeout_s=limit_s, limit_chars=self.config.observation_chars)
             observed.append(_Observed(text, result.exit_code, result.duration_s))
-        return observed
 
 
 def _joined(parts: list[Completion]) -> Completion:
@@ -193,7 +218,7 @@ def _joined(parts: list[Completion]) -> Completion:
 
 
 def _turn(
-    index: int,
+    episode: Episode,
     reply: str,
     action: Action,
     observed: list[_Observed],
@@ -201,12 +226,18 @@ def _turn(
     *,
     prompt_tokens: int,
 ) -> Turn:
+    """`observed` may fall short of the commands: the last of those that ran then took the sandbox with it."""
+    ran = action.commands[: len(observed) + 1] if isinstance(action, Commands) else ()
+    texts = tuple(o.text for o in observed)
     return Turn(
-        index=index,
+        index=len(episode.turns),
         reply=reply,
         command="\n".join(action.commands) if isinstance(action, Commands) else None,
-        observation="\n".join(o.text for o in observed),
+        observation="\n".join(texts),
         exit_code=observed[-1].exit_code if observed else None,
+        commands=ran,
+        observations=texts if ran else (),
+        step=episode.step,
         sampled_tokens=len(completion.tokens_T),
         prompt_tokens=prompt_tokens,
         cached_tokens=completion.cached_tokens,

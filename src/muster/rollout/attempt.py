@@ -1,6 +1,8 @@
 """One attempt at a task, from sandbox to outcome.
 
-    lease ─► agent plays ─► freeze ─► give the sandbox back ─► verifier grades a fork ─► Trajectory
+    lease ─► [set up ─►] agent plays ─► freeze ─► verifier grades a fork ─► Outcome ─► Trajectory
+               ▲                                      │ a task of steps: good enough, budget left
+               └───────── the next instruction ◄──────┘        the last step: the sandbox is given back first
 
 Law: this is where a boundary error becomes an outcome. Nothing is graded that did not happen: an attempt whose
 machinery failed ends INFRA or UNKNOWN, with its evidence and with the tokens it had.
@@ -8,32 +10,50 @@ machinery failed ends INFRA or UNKNOWN, with its evidence and with the tokens it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 from muster import clock
-from muster.errors import MusterError, SandboxLost, boundary
-from muster.rollout.agent import Agent, Episode
+from muster.errors import MusterError, SandboxError, SandboxLost, boundary
+from muster.rollout import preparation
+from muster.rollout.agent import Episode, Spent
 from muster.rollout.spans import SpanRecorder
-from muster.sandbox.pool import Pool, Wanted
-from muster.sandbox.port import Snapshot
-from muster.types import Launch, Outcome, Session, Stage, Trajectory
+from muster.sandbox.pool import Lane, Pool, Wanted
+from muster.sandbox.port import Counters, Sandbox, Snapshot
+from muster.types import Cause, Launch, Outcome, Session, Span, Stage, Task, TaskStep, Trajectory, Ungraded, Verdict
+from muster.verifier import steps
 from muster.verifier.attribution import after_loss, after_rollout
 from muster.verifier.port import Verifier
+from muster.verifier.steps import Grade
 
 
-@dataclass(slots=True)
-class _Progress:
-    """What is known of an attempt so far; kept when it fails halfway."""
+class Player(Protocol):
+    """Who acts: a policy (`agent.Agent`), or a recorded trajectory (`replay.Recorded`)."""
 
-    episode: Episode
-    snapshots: tuple[str, ...] = ()
+    def begin(self, task: Task) -> Episode: ...
+
+    def instruct(self, episode: Episode, instruction: str) -> None: ...
+
+    async def play(
+        self,
+        task: Task,
+        episode: Episode,
+        sandbox: Sandbox,
+        session: Session,
+        spans: SpanRecorder,
+        seed: int | None = None,
+    ) -> Spent | None: ...
+
+
+_NOT_YET = Ungraded(verdict=Verdict.UNKNOWN, cause=Cause.EVIDENCE_MISSING)
+"""The outcome of a trajectory that is not over."""
 
 
 class Rollout:
     """Runs attempts. Any number at once."""
 
-    def __init__(self, *, agent: Agent, pool: Pool, verifier: Verifier) -> None:
+    def __init__(self, *, agent: Player, pool: Pool, verifier: Verifier) -> None:
         self._agent = agent
         self._pool = pool
         self._verifier = verifier
@@ -51,46 +71,128 @@ class Rollout:
 
     async def run(self, launch: Launch, spans: SpanRecorder, seed: int | None = None) -> Trajectory:
         """Never raises for what the world did; that is the trajectory's outcome."""
-        progress = _Progress(self._agent.begin(launch.task))
+        attempt = _Attempt(
+            launch=launch, spans=spans, seed=seed, agent=self._agent, pool=self._pool, verifier=self._verifier,
+            episode=self._agent.begin(launch.task),
+        )  # fmt: skip
         try:
-            outcome = await self._run(launch, spans, seed, progress)
+            attempt.pristine = await self._pool.backend.prepare(launch.task.image)
+            self._prepared[launch.task.digest] = attempt.pristine
+            outcome = await attempt.outcome()
         except SandboxLost as error:
             outcome = after_loss(error)
         except (MusterError, OSError, TimeoutError) as error:
             outcome = boundary(error)
-        recorded = spans.finish()
+        return attempt.trajectory(outcome, spans.finish())
+
+
+@dataclass(slots=True, kw_only=True)
+class _Attempt:
+    """What is known of an attempt so far; kept when it fails halfway."""
+
+    launch: Launch
+    spans: SpanRecorder
+    seed: int | None
+    agent: Player
+    pool: Pool
+    verifier: Verifier
+    episode: Episode
+    pristine: Snapshot | None = None
+    frozen: list[Snapshot] = field(default_factory=list[Snapshot])
+    grades: list[Grade] = field(default_factory=list[Grade])
+
+    def trajectory(self, outcome: Outcome, spans: Sequence[Span]) -> Trajectory:
         return Trajectory(
-            id=launch.id,
-            group_id=launch.group_id,
-            task_id=launch.task.id,
-            attempt=launch.attempt,
-            segments=(progress.episode.transcript.segment(),),
-            turns=tuple(progress.episode.turns),
-            spans=recorded,
+            id=self.launch.id,
+            group_id=self.launch.group_id,
+            task_id=self.launch.task.id,
+            attempt=self.launch.attempt,
+            segments=(self.episode.transcript.segment(),),
+            turns=tuple(self.episode.turns),
+            spans=tuple(spans),
             outcome=outcome,
-            started=spans.started,
-            ended=recorded[-1].end if recorded else spans.started,
-            snapshots=progress.snapshots,
+            started=self.spans.started,
+            ended=spans[-1].end if spans else self.spans.started,
+            snapshots=tuple(state.id for state in (self.pristine, *self.frozen) if state is not None),
         )
 
-    async def _run(self, launch: Launch, spans: SpanRecorder, seed: int | None, progress: _Progress) -> Outcome:
-        task = launch.task
-        pristine = self._prepared[task.digest] = await self._pool.backend.prepare(task.image)
-        progress.snapshots = (pristine.id,)
-        spans.enter(Stage.SANDBOX_QUEUE)
+    async def outcome(self) -> Outcome:
+        """Steps before the last are graded while the sandbox waits; the last one when it was given back."""
+        assert self.pristine is not None, "prepared first"
+        self.spans.enter(Stage.SANDBOX_QUEUE)
         asked = clock.now()
-        async with self._pool.lease(pristine, task.limits, launch.id) as lease:
-            spans.enter(Stage.SANDBOX_START, at=asked + lease.queued_s)
-            session = Session(id=launch.id, group=launch.group_id)
-            budget = await self._agent.play(task, progress.episode, lease.sandbox, session, spans, seed)
-            spans.enter(Stage.VERIFY)
-            final = await lease.sandbox.snapshot()
-        progress.snapshots = (pristine.id, final.id)
         try:
-            spans.enter(Stage.VERIFIER_QUEUE)
-            asked = clock.now()
-            outcome = await self._verifier.grade(task, final, pristine)
-            spans.enter(Stage.VERIFY, at=asked + float(outcome.evidence.get("queued_s", 0.0)))
-            return after_rollout(outcome, budget=budget)
+            async with self.pool.lease(self.pristine, self.launch.task.limits, self.launch.id) as lease:
+                self.spans.enter(Stage.SANDBOX_START, at=asked + lease.queued_s)
+                try:
+                    ended = await self._played(lease.sandbox, self.pristine)
+                except SandboxError as error:
+                    error.evidence["counters"] = _known(await lease.sandbox.close())
+                    raise
+            if not isinstance(ended, _Played):
+                return ended
+            grade = await self._grade(ended, self.pristine)
+            return steps.combine(self.launch.task, self.grades) if self.launch.task.steps else grade.outcome
         finally:
-            await self._pool.backend.discard(final)
+            for state in self.frozen:
+                await self.pool.backend.discard(state)
+
+    async def _played(self, sandbox: Sandbox, pristine: Snapshot) -> _Played | Outcome:
+        """What is left to grade, or the outcome of a task that ended before its last step."""
+        task = self.launch.task
+        if not task.steps:
+            return await self._play(task, "", sandbox)
+        for index, step in enumerate(task.steps):
+            failure = await preparation.prepare(sandbox, step, pristine.workdir, task.image.build_timeout_s)
+            if failure is not None:
+                return await self._unprepared(step, pristine, failure)
+            if index > 0:
+                self.agent.instruct(self.episode, step.instruction)
+            played = await self._play(steps.as_task(task, step), step.name, sandbox)
+            if index == len(task.steps) - 1 or played.budget is not None:
+                return played
+            if not steps.goes_on(await self._grade(played, pristine), step):
+                return steps.combine(task, self.grades)
+            self.spans.enter(Stage.SANDBOX_START)
+        raise AssertionError("the last step returns")
+
+    async def _play(self, task: Task, step: str, sandbox: Sandbox) -> _Played:
+        session = Session(id=self.launch.id, group=self.launch.group_id)
+        budget = await self.agent.play(task, self.episode, sandbox, session, self.spans, self.seed)
+        self.spans.enter(Stage.VERIFY)
+        self.frozen.append(await sandbox.snapshot())
+        return _Played(task=task, step=step, state=self.frozen[-1], budget=budget)
+
+    async def _grade(self, played: _Played, pristine: Snapshot) -> Grade:
+        self.spans.enter(Stage.VERIFIER_QUEUE)
+        asked = clock.now()
+        outcome = await self.verifier.grade(played.task, played.state, pristine, self.trajectory(_NOT_YET, ()))
+        self.spans.enter(Stage.VERIFY, at=asked + float(outcome.evidence.get("queued_s", 0.0)))
+        outcome = after_rollout(outcome, budget=played.budget)
+        self.grades.append(
+            Grade(step=played.step, outcome=outcome, turns=len(self.episode.turns), budget=played.budget)
+        )
+        return self.grades[-1]
+
+    async def _unprepared(self, step: TaskStep, pristine: Snapshot, failure: Mapping[str, Any]) -> Outcome:
+        task = self.launch.task
+        control = None
+        if steps.needs_control(self.grades):
+            label = f"{self.launch.id}-control"
+            async with self.pool.lease(pristine, task.limits, label, lane=Lane.VERIFIER) as lease:
+                control = await preparation.prepare(lease.sandbox, step, pristine.workdir, task.image.build_timeout_s)
+        return steps.unprepared(task, self.grades, failure, control=control)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Played:
+    """A task, or a step of one, that was played and frozen and is to be graded."""
+
+    task: Task
+    step: str
+    state: Snapshot
+    budget: Cause | None
+
+
+def _known(counters: Counters) -> dict[str, float]:
+    return {name: value for name, value in asdict(counters).items() if value is not None}

@@ -9,10 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import stat
 from pathlib import Path
-
-from muster.sandbox.bubblewrap import UNMERGED
 
 DIRECTORIES = {
     "app": 0o755,
@@ -35,14 +32,8 @@ DIRECTORIES = {
     "var/log": 0o755,
     "var/tmp": 0o1777,
 }
-# Nodes of its own, in a layer, so that `chmod` in a sandbox never reaches the host's. (major, minor)
-DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
-DEVICE_LINKS = {
-    "fd": "/proc/self/fd",
-    "stdin": "/proc/self/fd/0",
-    "stdout": "/proc/self/fd/1",
-    "stderr": "/proc/self/fd/2",
-}
+# Links into /usr on a current host; on an old one they are directories, which are mounted.
+LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 COPIED = (
     "alternatives",
     "debian_version",
@@ -79,7 +70,7 @@ WRITTEN = {
 
 def digest(etc: Path = Path("/etc")) -> str:
     """Hex; changes with the recipe, the copied files, and the host's release. Image cache keys start from it."""
-    recipe = (DIRECTORIES, WRITTEN, DEVICES, DEVICE_LINKS, _links(), os.geteuid() == 0)
+    recipe = (DIRECTORIES, WRITTEN, _links())
     state = hashlib.sha256(repr(recipe).encode())
     for name in COPIED:
         for path in _files(etc / name):
@@ -96,8 +87,6 @@ def build(directory: Path, etc: Path = Path("/etc")) -> None:
         (directory / name).chmod(mode)
     for name, target in _links().items():
         (directory / name).symlink_to(target)
-    if os.geteuid() == 0:
-        _make_devices(directory / "dev")
     for name in COPIED:
         source = etc / name
         if source.is_dir() and not source.is_symlink():
@@ -108,17 +97,8 @@ def build(directory: Path, etc: Path = Path("/etc")) -> None:
         (directory / "etc" / name).write_text(text)
 
 
-def _make_devices(dev: Path) -> None:
-    for name, (major, minor) in DEVICES.items():
-        os.mknod(dev / name, stat.S_IFCHR, os.makedev(major, minor))
-        (dev / name).chmod(0o666)
-    for name, target in DEVICE_LINKS.items():
-        (dev / name).symlink_to(target)
-    (dev / "shm").mkdir()
-
-
 def _links() -> dict[str, str]:
-    return {path[1:]: os.readlink(path) for path in UNMERGED if Path(path).is_symlink()}  # noqa: PTH115
+    return {name: os.readlink(f"/{name}") for name in LINKS if Path(f"/{name}").is_symlink()}  # noqa: PTH115
 
 
 def _files(path: Path) -> list[Path]:

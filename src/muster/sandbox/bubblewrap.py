@@ -1,7 +1,7 @@
 """The bubblewrap command line. Law: what a sandbox may see and do is decided here, and nowhere else.
 
     layers (base first) + one writable layer ─overlay─► /      in the sandbox's own mount namespace
-    host /usr (+ image layers' usr) ──read-only──► /usr        no agent can change the toolchain it is graded with
+    stacks of /usr, /bin, ... ─────────read-only─────► /usr    the host's tools, or those of a verifier's toolchain
 
 Own pid, ipc, uts, network, cgroup and mount namespace, no environment, a Docker-like set of capabilities, a
 system call filter. As root no user namespace is made, so that `chown` and `su` work as in a container; an
@@ -43,16 +43,25 @@ CAPABILITIES = (
     "AUDIT_WRITE",
 )
 
-# Symlinks into /usr on a current host (the base layer copies them); real directories on an old one.
-UNMERGED = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-
 BASE_ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
     "USER": "root",
     "LANG": "C.UTF-8",
     "TERM": "dumb",
+    "PAGER": "cat",
 }
+# (major, minor), as in the kernel's list of devices
+DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Directories shown as one at `target`, lowest first. `writable`: the (upper, work) that take the writes."""
+
+    target: str
+    sources: tuple[Path, ...]
+    writable: tuple[Path, Path] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +71,8 @@ class Root:
     layers: tuple[Path, ...]
     upper: Path
     work: Path
-    usr_layers: tuple[Path, ...] = ()  # the `usr` directories of image layers, base first
-    usr_upper: tuple[Path, Path] | None = None  # (upper, work) of a writable /usr: image builds alone
+    system: tuple[Stack, ...] = ()
+    devices: Path | None = None  # a directory with nodes of its own, where root could change the host's
 
 
 @cache
@@ -93,7 +102,7 @@ def argv(root: Root, *, command: tuple[str, ...], env: Mapping[str, str], mounts
         # Root owns what it finds in /proc: writable, it could change kernel settings, one of which names a
         # program that the host's kernel runs, and modes, which all instances of /proc share.
         *("--proc", "/proc", "--remount-ro", "/proc"),
-        *_devices(),
+        *_devices(root.devices),
         *(arg for m in mounts for arg in ("--bind" if m.writable else "--ro-bind", str(m.source), m.target)),
         *("--chdir", "/", "--clearenv"),
         *(arg for key, value in {**BASE_ENV, **env}.items() for arg in ("--setenv", key, value)),
@@ -112,24 +121,25 @@ def _namespaces() -> list[str]:
     return [*args, *(arg for name in CAPABILITIES for arg in ("--cap-add", f"CAP_{name}"))]
 
 
-def _devices() -> list[str]:
-    """As root the nodes are in the base layer: bubblewrap's are the host's own, and root could `chmod` them."""
-    if os.geteuid() == 0:
-        return ["--perms", "1777", "--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
-    return ["--dev", "/dev"]
+def _devices(own: Path | None) -> list[str]:
+    """A /dev with its own pseudo-terminals. bubblewrap's nodes are the host's, whose mode root could change."""
+    args = ["--dev", "/dev"]
+    for name in DEVICES if own else ():
+        args += ["--dev-bind", f"{own}/{name}", f"/dev/{name}"]
+    return [*args, "--perms", "1777", "--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
 
 
 def _root(root: Root) -> list[str]:
     args = [arg for layer in root.layers for arg in ("--overlay-src", str(layer))]
     args += ["--overlay", str(root.upper), str(root.work), "/"]
-    for name in UNMERGED:
-        if Path(name).is_dir() and not Path(name).is_symlink():
-            args += ["--ro-bind", name, name]
-    if not root.usr_layers and root.usr_upper is None:
-        return [*args, "--ro-bind", "/usr", "/usr"]
-    args += ["--overlay-src", "/usr"]
-    args += [arg for layer in root.usr_layers for arg in ("--overlay-src", str(layer))]
-    if root.usr_upper is None:
-        return [*args, "--ro-overlay", "/usr"]
-    upper, work = root.usr_upper
-    return [*args, "--overlay", str(upper), str(work), "/usr"]
+    for stack in root.system:
+        if len(stack.sources) == 1 and stack.writable is None:
+            args += ["--ro-bind", str(stack.sources[0]), stack.target]
+            continue
+        args += [arg for source in stack.sources for arg in ("--overlay-src", str(source))]
+        if stack.writable is None:
+            args += ["--ro-overlay", stack.target]
+        else:
+            upper, work = stack.writable
+            args += ["--overlay", str(upper), str(work), stack.target]
+    return args

@@ -20,9 +20,11 @@ from muster.types import Limits
 ROOT = Path("/sys/fs/cgroup")
 PARENT = "muster"
 CPU_PERIOD_US = 100_000
+_FILE_BYTES = 4096  # more than any file of counters holds
 _REMOVE_TRIES = 100
 _REMOVE_PAUSE_S = 0.01
 CONTROLLERS = ("memory", "pids", "cpu")
+ACCOUNTING = "cpuacct"  # v1 counts CPU time in a hierarchy of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +73,15 @@ class Cgroups:
         """Never raises: without any writable controller the result is empty."""
         if (root / "cgroup.controllers").is_file():
             return cls(version=2, hierarchies=_detect_v2(root))
-        found = {name: root / name for name in CONTROLLERS if os.access(root / name / "cgroup.procs", os.W_OK)}
+        names = (*CONTROLLERS, ACCOUNTING)  # two of them may be links to one hierarchy
+        found = {n: (root / n).resolve() for n in names if os.access(root / n / "cgroup.procs", os.W_OK)}
         return cls(version=1, hierarchies=found)
 
     def create(self, run: str, sandbox: str, limits: Limits) -> Cgroup:
         """A new group with `limits` in force; empty (no directories) where the host offers nothing."""
-        wanted = [c for c in ("memory", "pids") if c in self.hierarchies]
-        if limits.cpus is not None and "cpu" in self.hierarchies:
-            wanted.append("cpu")
+        # a cpu group costs every switch of a task something, and v2 has one group for all
+        unwanted = "cpu" if limits.cpus is None and self.version == 1 else None
+        wanted = [controller for controller in self.hierarchies if controller != unwanted]
         directories = {c: self.hierarchies[c] / PARENT / run / sandbox for c in wanted}
         for directory in dict.fromkeys(directories.values()):
             directory.mkdir(parents=True, exist_ok=True)
@@ -124,9 +127,28 @@ class Cgroup:
         return self._keyed("pids", "pids.events", "max")
 
     def peak_memory_bytes(self) -> int | None:
-        file = "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak"
-        text = self._read("memory", file)
+        """Highest use since the group was made, or since `reset_peak_memory` where that works."""
+        text = self._read("memory", "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak")
         return int(text) if text else None
+
+    def reset_peak_memory(self) -> None:
+        """v1 alone: v2 keeps such a peak for each open file, and a descriptor for each sandbox is too many."""
+        directory = self.directories.get("memory")
+        if directory is not None and self.version == 1:
+            with contextlib.suppress(OSError):
+                fd = os.open(f"{directory}/memory.max_usage_in_bytes", os.O_WRONLY)
+                try:
+                    os.write(fd, b"0")
+                finally:
+                    os.close(fd)
+
+    def cpu_s(self) -> float | None:
+        """User and system time of all processes that ever were in the group."""
+        if self.version == 1:
+            text = self._read(ACCOUNTING, "cpuacct.usage")
+            return int(text) / 1e9 if text else None
+        microseconds = self._keyed("cpu", "cpu.stat", "usage_usec")
+        return None if microseconds is None else microseconds / 1e6
 
     def remove(self) -> bool:
         """True when nothing is left. False while the kernel still counts a dying process: try again."""
@@ -141,11 +163,16 @@ class Cgroup:
         return gone
 
     def _read(self, controller: str, file: str) -> str | None:
+        """By bare calls: several such files are read around every command."""
         directory = self.directories.get(controller)
         if directory is None:
             return None
         try:
-            return (directory / file).read_text()
+            fd = os.open(f"{directory}/{file}", os.O_RDONLY)
+            try:
+                return os.read(fd, _FILE_BYTES).decode()
+            finally:
+                os.close(fd)
         except OSError:
             return None
 

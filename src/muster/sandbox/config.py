@@ -33,6 +33,10 @@ class SandboxConfig(BaseModel):
         default=None,
         description="socket of the docker backend, unix:///… or tcp://…; None: DOCKER_HOST, or Docker's own",
     )
+    docker_base_image: str = Field(
+        default="debian:bookworm-slim",
+        description="the docker backend's image for tasks that name none; it needs bash",
+    )
     images: dict[str, str] = Field(
         default_factory=dict[str, str],
         description="what FROM means: pattern of image names to a directory or tar with a root file system, or 'host'; "
@@ -40,6 +44,11 @@ class SandboxConfig(BaseModel):
     )
     egress: Literal["task", "none"] = Field(
         default="task", description="network: what the task asks for, through the allow-listing proxy, or none at all"
+    )
+    egress_networks: tuple[str, ...] = Field(
+        default=(),
+        description="addresses or networks (10.1.0.0/16) beyond the public ones that tasks may reach by the names they "
+        "list: your own package mirror, say; loopback here opens this machine",
     )
     state_dir: Path = Field(
         default_factory=_default_state_dir,
@@ -66,6 +75,9 @@ class SandboxConfig(BaseModel):
     pool_memory_bytes: int | None = Field(
         default=None, description="memory limits of all agent sandboxes together; None: no limit"
     )
+    max_lifetime_s: float | None = Field(
+        default=None, gt=0, description="a sandbox older than this is killed, as lost by our doing; None: no limit"
+    )
     output_cap_bytes: int = Field(
         default=8192, ge=64, description="output of one command kept for the model: half head, half tail"
     )
@@ -81,4 +93,5 @@ class SandboxConfig(BaseModel):
             memory_bytes=limits.memory_bytes if limits.memory_bytes is not None else self.memory_bytes,
             disk_bytes=limits.disk_bytes if limits.disk_bytes is not None else self.disk_bytes,
             pids=limits.pids if limits.pids is not None else self.pids,
+            egress=limits.egress if self.egress == "task" else (),
         )

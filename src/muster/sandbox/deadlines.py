@@ -31,9 +31,7 @@ class DeadlineConfig(BaseModel):
     run_s: float = Field(default=30.0, gt=0, description="a command, beyond its own time-out")
     file_s: float = Field(default=60.0, gt=0, description="read or write a file")
     snapshot_s: float = Field(default=120.0, gt=0, description="freeze a sandbox")
-    close_s: float = Field(
-        default=60.0, gt=0, description="close a sandbox; what takes longer is left to the reaper"
-    )
+    close_s: float = Field(default=60.0, gt=0, description="close a sandbox; what takes longer is left to the reaper")
     build_s: float = Field(default=60.0, gt=0, description="prepare an image, beyond its build time-out")
 
 

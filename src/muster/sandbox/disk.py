@@ -2,7 +2,8 @@
 
 Measuring walks the layer, so it is done only when the limit could have been passed since the last time: a
 process writes at most `WRITE_BYTES_PER_S`. Between two measurements a single file cannot pass the limit
-either (RLIMIT_FSIZE), and a host that runs out of free space stops every writer.
+either (RLIMIT_FSIZE), and a host that runs out of free space stops every writer. Under an exact quota (`quota`) the
+layer cannot pass the limit at all, and the measurement is one system call.
 
     command runs ──poll_s──► measured(usage) ──► stop? ──► its writers are killed, the model reads ENOSPC
 """

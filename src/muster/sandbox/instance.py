@@ -1,59 +1,46 @@
-"""One namespace sandbox: its files, its limits, and the shell that comes and goes over them.
+"""One namespace sandbox: its files, its limits, and the processes that come and go over them.
 
-Law: the files outlive the shell. A shell that ended by the model's doing is started again over the same
-writable layer; only an end from outside, or files on which no shell can start, lose the sandbox. See
-`namespace` for the flow.
+    run: session answers | time-out, silence, disk ─► Ctrl-C ─► kill the command's processes ─► else a new shell
+         the shell ended ─► a new shell in the same life ─► else a new life ─► else `SandboxLost`
+
+Law: the files outlive the processes. A shell or a life that ended by the model's doing is started again over the
+same writable layer; only an end from outside, or files on which no shell can start, lose the sandbox. See
+`namespace` for the flow, `life` for the processes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shlex
-import shutil
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from muster import clock
 from muster.errors import SandboxError, SandboxLost, SandboxStartError
-from muster.sandbox import bubblewrap
-from muster.sandbox import shell as shells
+from muster.sandbox import bubblewrap, supervisor
 from muster.sandbox.cgroup import Cgroups
-from muster.sandbox.config import MIB, SandboxConfig
-from muster.sandbox.disk import DiskBudget
+from muster.sandbox.config import SandboxConfig
+from muster.sandbox.devices import DeviceNodes
+from muster.sandbox.egress.door import Egress, Gate
+from muster.sandbox.egress.report import EgressReport
 from muster.sandbox.ending import from_outside
-from muster.sandbox.files import read_inside, usage_bytes, write_inside
+from muster.sandbox.files import read_inside, write_inside
 from muster.sandbox.janitor import Retired
-from muster.sandbox.output import HeadTail
+from muster.sandbox.life import Birth, Life
+from muster.sandbox.meter import Meter
 from muster.sandbox.port import MAIN, Counters, Mount, Result, Snapshot
-from muster.sandbox.shell import Answer, Exit, Shell
+from muster.sandbox.quota import Quota
+from muster.sandbox.restraint import restrain
+from muster.sandbox.session import Session, within
+from muster.sandbox.squash import shortened
 from muster.sandbox.state import RunDirectory
+from muster.sandbox.view import Views
+from muster.sandbox.watch import Stop, Watch
 from muster.types import Limits
 
-_KILL_ROUNDS = 5  # a loop in the shell starts the next process as soon as one is killed
-_CAPTURE_TIMEOUT_S = 5.0
-_STATE_CAP_BYTES = MIB  # of captured shell state; a larger one keeps the working directory alone
 _CLOSE_WAIT_S = 0.005
-# options come last: with `errexit` on, the line before must not fail
-_CAPTURE = (
-    "{ builtin unset MUSTER; builtin declare -p; builtin declare -f; builtin shopt -p; builtin trap -p; "
-    "builtin printf 'builtin '; builtin umask -p; "
-    "builtin printf 'builtin cd -- %q\\n' \"$PWD\"; builtin set +o; } >&63 2>/dev/null"
-)
-
-
-class Stop(StrEnum):
-    """Why a command was ended before it answered."""
-
-    TIME = "time"
-    DISK = "disk"
-    HOST_DISK = "host_disk"
+_END_WAIT_S = 10.0  # for PID 1 to tell an exit code, or the kernel to bury a killed sandbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +52,18 @@ class Host:
     run: RunDirectory
     seccomp: Path
     image_layers: Path
+    egress: Egress
     retire: Callable[[NamespaceSandbox, Retired], None]
+    release: Callable[[tuple[Path, ...]], None]
+    views: Views
+    devices: DeviceNodes
 
 
 class NamespaceSandbox:
-    """Implements `sandbox.port.Sandbox`. Made by `NamespaceBackend.fork`; used by one caller at a time.
+    """Implements `sandbox.port.Sandbox`. Made by `NamespaceBackend.fork`; one caller at a time for each session.
 
-    `writable_usr` gives image builds a writable layer over /usr as well; see `harvest`.
+    `writable_usr` gives image builds a writable layer over a host-derived /usr as well; see `harvest`. With a `quota`
+    the writable layers end exactly at the disk limit; those of image builds, which are moved away, have none.
     """
 
     def __init__(
@@ -82,19 +74,28 @@ class NamespaceSandbox:
         snapshot: Snapshot,
         limits: Limits,
         mounts: tuple[Mount, ...] = (),
+        toolchain: Snapshot | None = None,
         writable_usr: bool = False,
+        quota: Quota | None = None,
     ) -> None:
         self.id = id
         self._host = host
         self._origin = snapshot
         self._limits = limits
         self._mounts = mounts
+        self._toolchain = toolchain
         self._writable_usr = writable_usr
-        host.run.hold(snapshot.layers)
+        self._quota = quota
+        self._gate = Gate(host.egress, limits.egress)
+        self._borrowed = toolchain.layers if toolchain is not None else ()
+        host.run.hold((*snapshot.layers, *self._borrowed))
         self._upper = host.run.new_layer()
-        self._disk = DiskBudget(limits.disk_bytes)
+        self._watch = self._watch_upper()
+        self._devices = host.devices.take()
         self._cgroup = host.cgroups.create(host.run.name, self._upper.root.name, limits)
-        self._shell: Shell | None = None
+        self._meter = Meter(self._cgroup)
+        self._life: Life | None = None
+        self._waking = asyncio.Lock()  # sessions of one sandbox may find it dead at once
         self._oom_kills = 0
         self._cpu_s = 0.0
         self._lost: SandboxLost | None = None
@@ -105,284 +106,260 @@ class NamespaceSandbox:
     async def run(
         self, command: str, timeout_s: float, *, silence_s: float | None = None, session: str = MAIN
     ) -> Result:
+        life, shell, restarted = await self._ready(session)
         started = clock.now()
-        shell, restarted = await self._ready()
-        sink = HeadTail(self._host.config.output_cap_bytes)
-        before = shell.descendants()
+        shell.spare = life.processes()
+        reading = self._meter.begin()
         try:
-            answer = shell.run(command, sink)
-            stop = await self._watch(answer, timeout_s)
-            if stop is not None and not await self._interrupt(shell, answer, before if stop is Stop.TIME else set()):
-                await self._end_shell()
+            answer = shell.run(command)
+            stop = await self._watch.until(answer, tap=shell.tap, timeout_s=timeout_s, silence_s=silence_s)
+            heard = answer.result() if stop is None else None
+            if stop is not None:
+                shell.interrupt()
+                if stop.of_disk:
+                    shell.spare = frozenset()
+                if not await life.recover(shell):
+                    shell.end()
         except asyncio.CancelledError:
-            shell.kill()  # whatever it was doing, the next command finds a fresh shell
+            shell.interrupt()  # and whatever does not heed it is killed before the session's next command
+            self._meter.end(reading, disk_bytes=None)
             raise
         duration_s = clock.now() - started
-        heard = answer.result() if answer.done() else None
-        oom_kills = self._new_oom_kills() if heard is None or heard.exit_code != 0 else 0
-        exit_code = heard.exit_code if heard is not None and stop is None else None
-        if heard is None:
-            if stop is None:
-                exit_code = await self._ended(shell, busy=True, oom_kills=oom_kills)
-            await self._restart()
+        sink = shell.take()
+        counters = self._meter.end(reading, disk_bytes=self._watch.disk_bytes)
+        oom_kills = counters.oom_kills or 0
+        exit_code = heard.exit_code if heard is not None else None
+        if not shell.alive:
+            if stop is None and not oom_kills:
+                exit_code = await self._exit_code(life, shell)
+            await self._ready(session)
             restarted = True
-        if stop is None and self._disk.ran(duration_s):
-            stop = await self._disk_stop()
+        self._new_oom_kills()  # seen: they explain no later end
+        if stop is None:
+            stop = await self._watch.ran(duration_s)
+        if stop is Stop.HOST_DISK:
+            await self._end_life()
+            floor = self._host.config.free_disk_bytes
+            raise self._lose("this host runs out of disk", by_agent=False, free_disk_bytes=floor)
         return Result(
-            output=sink.text() + self._disk_message(stop),
+            output=sink.text() + (self._watch.message if stop is Stop.DISK else ""),
             exit_code=exit_code,
             duration_s=duration_s,
-            timed_out=stop is Stop.TIME,
-            out_of_memory=oom_kills > 0,
+            timed_out=stop in (Stop.TIME, Stop.SILENCE),
+            silent=stop is Stop.SILENCE,
+            out_of_memory=oom_kills > 0 and exit_code != 0,
             shell_restarted=restarted,
             omitted_bytes=sink.omitted_bytes,
+            counters=counters,
         )
 
     async def read(self, path: str) -> bytes:
-        shell, _ = await self._ready()
+        life, _, _ = await self._ready(MAIN)
         try:
-            return await asyncio.to_thread(read_inside, Path(f"/proc/{shell.init_pid}/root"), path)
+            return await asyncio.to_thread(read_inside, life.supervisor.root, path)
         except NotADirectoryError as error:
             raise FileNotFoundError(*error.args) from None
 
     async def write(self, path: str, data: bytes) -> None:
-        shell, _ = await self._ready()
-        await asyncio.to_thread(write_inside, Path(f"/proc/{shell.init_pid}/root"), path, data)
+        life, _, _ = await self._ready(MAIN)
+        await asyncio.to_thread(write_inside, life.supervisor.root, path, data)
 
     async def snapshot(self) -> Snapshot:
-        state = await self._capture()
-        await self._end_shell()
+        life, main, _ = await self._ready(MAIN)
+        state = await life.capture(main)
+        await self._end_life()
         frozen = self._upper
-        snapshot = Snapshot(
+        snapshot = replace(
+            self._origin,
             id=f"{self._host.run.name}/{frozen.root.name}",
-            layers=(*self._origin.layers, frozen.fs),
-            workdir=self._origin.workdir,
-            env=self._origin.env,
+            layers=await shortened((*self._origin.layers, frozen.fs), self._host.run, self._host.release),
             shell_state=state,
         )
         self._host.run.hold(snapshot.layers)  # for the snapshot; what this sandbox holds stays held
         self._origin = snapshot
         self._upper = self._host.run.new_layer()
-        self._disk = DiskBudget(self._limits.disk_bytes)
+        self._watch = self._watch_upper()
         return snapshot
 
     async def alive(self) -> bool:
         if self._lost is not None or self._counters is not None:
             return False
-        return self._shell is None or self._shell.alive
+        return self._life is None or self._life.alive
 
     async def close(self) -> Counters:
         if self._counters is not None:
             return self._counters
-        shell = self._shell
-        self._counters = self._count()
-        if shell is not None:
-            shell.kill()
-            if await _within(asyncio.shield(shell.exited), _CLOSE_WAIT_S):
-                self._cpu_s += shell.exited.result().cpu_s
-                self._counters = replace(self._counters, cpu_s=self._cpu_s)
-        exited = shell.exited if shell is not None else None
-        layers = (*self._origin.layers, self._upper.fs)
+        life, self._life = self._life, None
+        self._counters = self._meter.lifetime(disk_bytes=self._watch.disk_bytes)
+        if life is not None:
+            life.kill()
+            life.release()
+            if await within(asyncio.shield(life.exited), _CLOSE_WAIT_S) and self._counters.cpu_s is None:
+                self._counters = replace(self._counters, cpu_s=self._cpu_s + life.exited.result().cpu_s)
+        await self._gate.close()
+        exited = life.exited if life is not None else None
+        if self._devices is not None:
+            self._host.devices.give(self._devices, after=exited)
+        layers = (*self._origin.layers, *self._borrowed, self._upper.fs)
         self._host.retire(self, Retired(exited=exited, cgroup=self._cgroup, layers=layers))
         return self._counters
 
     # --- for the backend and the image builder ----------------------------------------------------------
 
-    async def start(self) -> None:
-        """Start the shell over the files as they are, and restore its state. Raises `SandboxStartError`."""
-        line = bubblewrap.argv(
-            self._root(),
-            command=shells.command(self._origin.workdir, groups=len(self._cgroup.members_files)),
-            env=self._origin.env,
-            mounts=self._mounts,
+    async def start(self, *, service_required: bool = True) -> None:
+        """Start the processes over the files as they are. Raises `SandboxStartError`."""
+        groups = self._cgroup.members_files
+        config = self._host.config
+        if self._quota is not None and self._limits.disk_bytes is not None:
+            await self._quota.cover(self._upper, self._limits.disk_bytes)
+        birth = Birth(
+            argv=bubblewrap.argv(
+                await self._host.views.root(
+                    self._origin.layers,
+                    self._upper,
+                    toolchain=self._toolchain,
+                    writable_usr=self._writable_usr,
+                    devices=self._devices,
+                ),
+                command=supervisor.command(groups=len(groups)),
+                env={**self._origin.env, **self._gate.env},
+                mounts=self._mounts,
+            ),
+            seccomp=self._host.seccomp,
+            groups=groups,
+            snapshot=self._origin,
+            file_size_bytes=self._limits.disk_bytes,
+            output_cap_bytes=config.output_cap_bytes,
+            timeout_s=config.start_timeout_s,
+            grace_s=config.kill_grace_s,
+            began=self._began,
         )
-        timeout_s = self._host.config.start_timeout_s
-        shell = await Shell.start(
-            line, seccomp=self._host.seccomp, groups=self._cgroup.members_files, timeout_s=timeout_s
-        )
-        self._shell = shell
-        if self._limits.disk_bytes is not None:
-            shell.limit_file_size(self._limits.disk_bytes)
-        if self._origin.shell_state:
-            await self._restore(shell)
+        self._life = await Life.start(birth, service_required=service_required)
+        self._origin = self._life.snapshot
+
+    async def _began(self, init_pid: int) -> None:
+        counted = "pids" in self._host.cgroups.hierarchies
+        restrain(init_pid, processes=None if counted else self._limits.pids)
+        await self._gate.open(init_pid)
+
+    @property
+    def egress(self) -> EgressReport:
+        """What it asked the network for; complete once it is closed."""
+        return self._gate.report
+
+    def expire(self, lifetime_s: float) -> None:
+        """It is older than the configuration allows: lost, and not by the model's doing."""
+        if self._lost is None and self._counters is None:
+            self._lose(f"older than {lifetime_s:g} s", by_agent=False, lifetime_s=lifetime_s)
+            if self._life is not None:
+                self._life.kill()
 
     async def harvest(self) -> Path:
         """End the sandbox's processes and give its writable layer, /usr included, to be moved away."""
-        await self._end_shell()
+        await self._end_life()
         usr = self._upper.root / "usr"
-        if self._writable_usr and any(usr.iterdir()):
+        if usr.is_dir() and any(usr.iterdir()):
             usr.rename(self._upper.fs / "usr")
         return self._upper.fs
 
-    # --- the shell, coming and going --------------------------------------------------------------------
+    # --- processes, coming and going ----------------------------------------------------------------------
 
-    async def _ready(self) -> tuple[Shell, bool]:
+    async def _ready(self, name: str) -> tuple[Life, Session, bool]:
         """A shell that answers, and whether it had to be started anew because the last one had ended."""
+        async with self._waking:
+            life, reborn = await self._living()
+            try:
+                session, restarted = await life.session(name)
+            except SandboxStartError:
+                if not life.ending:  # PID 1 hangs, its /dev is full, nothing can be forked: all of it must go
+                    await self._end_life()
+                    await self._revive()
+                life, reborn = (await self._living())[0], True
+                session, restarted = await life.session(name)
+            if session.interrupted:
+                if not await life.recover(session):
+                    session.end()
+                    session, restarted = await life.session(name)
+                session.take()  # what a cancelled command wrote is nobody's any more
+            return life, session, reborn or restarted
+
+    async def _living(self) -> tuple[Life, bool]:
         if self._lost is not None:
             raise self._lost
         if self._counters is not None:
             raise SandboxError(f"{self.id} is closed")
-        if self._shell is not None and self._shell.alive:
-            return self._shell, False
-        ended = self._shell is not None
-        if self._shell is not None:
-            await self._ended(self._shell, busy=False, oom_kills=self._new_oom_kills())
-        await self._restart()
-        assert self._shell is not None
-        return self._shell, ended
+        life = self._life
+        if life is not None and not life.ending:
+            return life, False
+        if life is None:
+            return await self._revive(), False
+        oom_kills = self._new_oom_kills()
+        end = await self._settle(life)
+        if from_outside(end, oom_kills=oom_kills):
+            raise self._lose("killed from outside", by_agent=False, exit=end.code, signal=end.init_signal)
+        return await self._revive(), True
 
-    async def _restart(self) -> None:
+    async def _revive(self) -> Life:
         try:
-            await self.start()
+            await self.start(service_required=False)
         except SandboxStartError as error:
             # the same machinery started on these layers before; does it still, without this one's writes?
             healthy = await self._control_starts()
             raise self._lose("no shell starts on its files any more", by_agent=healthy, reason=str(error)) from error
+        assert self._life is not None
+        return self._life
 
     async def _control_starts(self) -> bool:
         control = NamespaceSandbox(
             self._host, id=f"{self.id}/control", snapshot=replace(self._origin, shell_state=""), limits=self._limits
         )
         try:
-            await control.start()
+            await control.start(service_required=False)
         except SandboxError:
             return False
         finally:
             await control.close()
         return True
 
-    async def _ended(self, shell: Shell, *, busy: bool, oom_kills: int) -> int | None:
-        """The shell ended by itself: its exit code. Raises `SandboxLost` if it was killed from outside."""
-        end = await self._settle(shell)
-        if from_outside(end, oom_kills=oom_kills, busy=busy):
-            raise self._lose("killed from outside", by_agent=False, exit=end.code, signal=end.init_signal)
-        return None if oom_kills else end.code
+    async def _exit_code(self, life: Life, session: Session) -> int | None:
+        """Of a shell that ended by itself; None if PID 1 cannot tell any more."""
+        with suppress(SandboxError, TimeoutError):
+            async with clock.timeout(_END_WAIT_S):
+                return await life.supervisor.exit_code(session.child)
+        return None
 
-    async def _end_shell(self) -> None:
+    async def _end_life(self) -> None:
         """Kill every process of the sandbox and wait until they are dead."""
-        if self._shell is not None:
-            self._shell.kill()
-            await self._settle(self._shell)
+        if self._life is not None:
+            self._life.kill()
+            await self._settle(self._life)
 
-    async def _settle(self, shell: Shell) -> Exit:
-        end = await asyncio.shield(shell.exited)
-        if self._shell is shell:
-            self._shell = None
+    async def _settle(self, life: Life) -> supervisor.Exit:
+        end = await asyncio.shield(life.exited)
+        if self._life is life:
+            self._life = None
             self._cpu_s += end.cpu_s
+            life.release()
         return end
 
     def _lose(self, message: str, *, by_agent: bool, **evidence: object) -> SandboxLost:
-        counts = self._count()
+        if self._lost is not None:  # the first reason explains the others
+            return self._lost
+        counts = self._meter.lifetime(disk_bytes=None)
         evidence |= {"oom_kills": counts.oom_kills, "pids_refused": counts.pids_refused}
         self._lost = SandboxLost(f"{self.id}: {message}", by_agent=by_agent, evidence=evidence)
         return self._lost
 
-    async def _capture(self) -> str:
-        """Shell state as bash source. Empty when the shell cannot tell (it was left in a broken state)."""
-        shell, _ = await self._ready()
-        answer = shell.begin(_CAPTURE)
-        if not await _within(asyncio.shield(answer), _CAPTURE_TIMEOUT_S):
-            return ""
-        heard = answer.result()
-        if heard is None or len(heard.payload) > _STATE_CAP_BYTES:
-            return ""
-        return heard.payload.decode(errors="replace")
-
-    async def _restore(self, shell: Shell) -> None:
-        """A state on which the shell ends or hangs (a model can make one) is left out."""
-        script = f"builtin eval {shlex.quote(self._origin.shell_state)} >/dev/null 2>&1"
-        answer = shell.begin(script)
-        if await _within(asyncio.shield(answer), _CAPTURE_TIMEOUT_S) and answer.result() is not None:
-            return
-        await self._end_shell()
-        self._origin = replace(self._origin, shell_state="")
-        await self.start()
-
-    # --- limits -----------------------------------------------------------------------------------------
-
-    async def _watch(self, answer: asyncio.Future[Answer | None], timeout_s: float) -> Stop | None:
-        """Wait for the answer; say why it must end earlier."""
-        deadline = clock.now() + timeout_s
-        while True:
-            left_s = deadline - clock.now()
-            poll_s = self._disk.poll_s
-            if await _within(asyncio.shield(answer), left_s if poll_s is None else min(left_s, poll_s)):
-                return None
-            if clock.now() >= deadline:
-                return Stop.TIME
-            stop = await self._disk_stop()
-            if stop is not None:
-                return stop
-
-    async def _interrupt(self, shell: Shell, answer: asyncio.Future[Answer | None], spare: set[int]) -> bool:
-        """Kill the command's processes but those in `spare`. True if the shell then answers."""
-        for _ in range(_KILL_ROUNDS):
-            for pid in shell.descendants() - spare:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            if await _within(asyncio.shield(answer), self._host.config.kill_grace_s / _KILL_ROUNDS):
-                return answer.result() is not None
-        return False
-
-    async def _disk_stop(self) -> Stop | None:
-        """Measure what the sandbox may write: its layer and its writable mounts."""
-        limit = self._disk.limit_bytes
-        places = (self._upper.root, *(m.source for m in self._mounts if m.writable))
-        used = sum([await asyncio.to_thread(usage_bytes, place, stop_at=limit) for place in places])
-        if self._disk.measured(used):
-            return Stop.DISK
-        free = shutil.disk_usage(self._upper.root).free
-        return Stop.HOST_DISK if free < self._host.config.free_disk_bytes else None
-
-    def _disk_message(self, stop: Stop | None) -> str:
-        if stop is Stop.DISK:
-            limit = (self._disk.limit_bytes or 0) / MIB
-            return f"\nNo space left on device (this sandbox's disk limit of {limit:.0f} MiB is reached)\n"
-        return "\nNo space left on device\n" if stop is Stop.HOST_DISK else ""
+    def _watch_upper(self) -> Watch:
+        return Watch(
+            self._upper,
+            limit_bytes=self._limits.disk_bytes,
+            mounts=tuple(mount.source for mount in self._mounts if mount.writable),
+            host_directory=self._host.run.path,
+            free_disk_bytes=self._host.config.free_disk_bytes,
+        )
 
     def _new_oom_kills(self) -> int:
         total = self._cgroup.oom_kills() or 0
         new, self._oom_kills = total - self._oom_kills, total
         return new
-
-    def _count(self) -> Counters:
-        return Counters(
-            cpu_s=None,
-            peak_memory_bytes=self._cgroup.peak_memory_bytes(),
-            oom_kills=self._cgroup.oom_kills(),
-            pids_refused=self._cgroup.pids_refused(),
-            disk_bytes=self._disk.used_bytes,
-        )
-
-    def _root(self) -> bubblewrap.Root:
-        images = self._host.image_layers
-        usr = (_usr_of(layer) for layer in self._origin.layers if layer.is_relative_to(images))
-        usr_upper = None
-        if self._writable_usr:
-            usr_upper = (self._upper.root / "usr", self._upper.root / "usr_work")
-            for directory in usr_upper:
-                directory.mkdir(exist_ok=True)
-        return bubblewrap.Root(
-            layers=self._origin.layers,
-            upper=self._upper.fs,
-            work=self._upper.work,
-            usr_layers=tuple(directory for directory in usr if directory is not None),
-            usr_upper=usr_upper,
-        )
-
-
-@cache
-def _usr_of(image_layer: Path) -> Path | None:
-    """What an image layer adds to /usr; image layers never change."""
-    usr = image_layer / "usr"
-    return usr if usr.is_dir() and any(usr.iterdir()) else None
-
-
-async def _within(future: asyncio.Future[Any], timeout_s: float) -> bool:
-    """Whether `future` is done in time. Shield it if it must outlive the wait."""
-    try:
-        async with clock.timeout(max(0.0, timeout_s)):
-            await future
-    except TimeoutError:
-        return False
-    return True

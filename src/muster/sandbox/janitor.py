@@ -14,8 +14,9 @@ from pathlib import Path
 from muster import clock
 from muster.sandbox.cgroup import Cgroup
 from muster.sandbox.files import remove_tree
-from muster.sandbox.shell import Exit
+from muster.sandbox.quota import uncover
 from muster.sandbox.state import RunDirectory
+from muster.sandbox.supervisor import Exit
 
 SWEEP_S = 0.1  # long enough to make batches, short enough to keep few dead cgroups
 
@@ -86,5 +87,6 @@ def _remove(cgroups: list[Cgroup], trash: list[Path]) -> list[Cgroup]:
     """Returns the cgroups that would not go yet."""
     left = [cgroup for cgroup in cgroups if not cgroup.remove()]
     for directory in trash:
+        uncover(directory)
         remove_tree(directory)
     return left

@@ -1,7 +1,7 @@
-"""The namespace backend: sandboxes from bubblewrap, overlay layers, cgroups and one bash each.
+"""The namespace backend: sandboxes from bubblewrap, overlay layers, cgroups, and a bash on a terminal per session.
 
-    fork:      layers + new writable layer ─► bubblewrap ─► bash answers ─► into its cgroup ─► restore shell state
-    run:       command ─► answer | time-out: kill its processes, else a new shell over the same files
+    fork:      layers + new writable layer ─► bubblewrap ─► PID 1 in its cgroups ─► service, shell "main", its state
+    run:       command ─► answer | time-out: Ctrl-C, then kill what it started, else a new shell over the same files
     snapshot:  capture shell state ─► kill all ─► the writable layer is frozen; a new one comes with the next command
     close:     kill all, count; cgroup and layers are removed in the background
 
@@ -9,26 +9,37 @@ Law: a frozen layer is never written again. What a model does to its own shell i
 sandbox is `SandboxLost`, blamed by `ending`. No mount exists outside of a sandbox's own namespace, so a
 killed controller leaves files and empty cgroups alone, which `state.reap` removes.
 
-As an ordinary user (user namespaces needed): no cgroup limits, `chown` and `su` do not work inside; time-outs,
-disk limits and isolation are the same.
+As an ordinary user (user namespaces needed) these are weaker, unless a writable cgroup is delegated to us: memory
+and CPU have no limit, and pids refused are not counted, though their limit holds. Disk quotas cannot be exact;
+`chown`, `su` and images with another user do not work inside. Time-outs, polled disk limits, egress and isolation
+are the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+from pathlib import Path
 
+from muster import clock
 from muster.errors import SandboxStartError
 from muster.sandbox import seccomp
 from muster.sandbox.cgroup import Cgroups
 from muster.sandbox.config import SandboxConfig
+from muster.sandbox.devices import DeviceNodes
+from muster.sandbox.egress.door import Egress
 from muster.sandbox.files import plain_directory
-from muster.sandbox.image import ImageBuilder
+from muster.sandbox.image.builder import ImageBuilder
 from muster.sandbox.instance import Host, NamespaceSandbox
 from muster.sandbox.janitor import Janitor, Retired
 from muster.sandbox.port import Mount, Snapshot
+from muster.sandbox.quota import Quota
 from muster.sandbox.state import RunDirectory, reap
+from muster.sandbox.view import Views
 from muster.types import ImageSpec, Limits
+
+REAP_S = 60.0
+"""How often a running backend looks for what other, killed controllers left."""
 
 
 class NamespaceBackend:
@@ -40,11 +51,13 @@ class NamespaceBackend:
         result = await sandbox.run("echo hello", timeout_s=5)
     """
 
-    def __init__(self, config: SandboxConfig, *, run: str = "run") -> None:
+    def __init__(self, config: SandboxConfig, *, run: str = "run", reap_every_s: float = REAP_S) -> None:
+        """Raises `ConfigError` for a disk quota that this user cannot have."""
         config.state_dir.mkdir(parents=True, exist_ok=True)
         cgroups = Cgroups.detect()
         reap(config.state_dir, cgroups)
         directory = RunDirectory(config.state_dir, run)
+        self._quota = Quota(directory.path) if config.disk_quota == "exact" else None
         filter_file = directory.path / "seccomp.bpf"
         filter_file.write_bytes(seccomp.program())
         self._host = Host(
@@ -53,9 +66,15 @@ class NamespaceBackend:
             run=directory,
             seccomp=filter_file,
             image_layers=config.state_dir / "images",
+            egress=Egress(config.egress_networks),
             retire=self._retire,
+            release=self._release,
+            views=Views(directory.path / "tops", directory.short),
+            devices=DeviceNodes(directory.path / "devices"),
         )
         self._janitor = Janitor(directory)
+        self._reaper = asyncio.get_running_loop().create_task(self._reap_others(reap_every_s))
+        self._expiries: dict[str, asyncio.TimerHandle] = {}
         self._images = ImageBuilder(self._host)
         self._live: dict[str, NamespaceSandbox] = {}
         self._numbers = itertools.count()
@@ -86,6 +105,8 @@ class NamespaceBackend:
             snapshot=snapshot,
             limits=self._host.config.complete(limits),
             mounts=mounts,
+            toolchain=toolchain,
+            quota=self._quota,
         )
         self._live[sandbox.id] = sandbox
         try:
@@ -93,6 +114,10 @@ class NamespaceBackend:
         except BaseException:
             await sandbox.close()
             raise
+        lifetime_s = self._host.config.max_lifetime_s
+        if lifetime_s is not None:
+            loop = asyncio.get_running_loop()
+            self._expiries[sandbox.id] = loop.call_later(lifetime_s, sandbox.expire, lifetime_s)
         return sandbox
 
     async def discard(self, snapshot: Snapshot) -> None:
@@ -104,6 +129,9 @@ class NamespaceBackend:
         self._closed = True
         for sandbox in list(self._live.values()):
             await sandbox.close()
+        self._reaper.cancel()
+        await asyncio.gather(self._reaper, return_exceptions=True)
+        await self._host.egress.close()
         await self._janitor.close()
         self._host.cgroups.remove_run(self._host.run.name, kill=True)
         await asyncio.to_thread(self._host.run.close)
@@ -115,4 +143,15 @@ class NamespaceBackend:
 
     def _retire(self, sandbox: NamespaceSandbox, retired: Retired) -> None:
         self._live.pop(sandbox.id, None)  # builds and controls are not registered
+        expiry = self._expiries.pop(sandbox.id, None)
+        if expiry is not None:
+            expiry.cancel()
         self._janitor.retire(retired)
+
+    def _release(self, layers: tuple[Path, ...]) -> None:
+        self._janitor.release(layers)
+
+    async def _reap_others(self, every_s: float) -> None:
+        while True:
+            await clock.sleep(every_s)
+            await asyncio.to_thread(reap, self._host.config.state_dir, self._host.cgroups)

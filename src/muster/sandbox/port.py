@@ -30,6 +30,7 @@ class Service:
 
     command: tuple[str, ...]  # argv, from ENTRYPOINT and CMD
     check: HealthCheck
+    user: str = ""  # the image's own USER, whoever the agent is; empty: root
     required: bool = True
 
 

@@ -1,7 +1,8 @@
 """The system call filter, as a classic BPF program that bubblewrap loads.
 
 Law: deny what lets root without capabilities climb back: new user namespaces (inside one it could mount the
-host's cgroups), mounts, kernel keys, BPF, io_uring, modules, clocks. All else is allowed.
+host's cgroups), mounts, kernel keys, BPF, io_uring, modules, clocks; and what could end PID 1 by a hand that looks
+like the host's: tracing it, writing its memory, setting its CPU limit. All else is allowed.
 
     architecture? ─no─► EPERM      clone/unshare with CLONE_NEWUSER ─► EPERM      clone3 ─► ENOSYS (libc falls back)
 
@@ -60,6 +61,12 @@ _DENIED = {
     "adjtimex": (159, 171),
     "clock_adjtime": (305, 266),
 }
+# denied on PID 1 alone: (x86_64, aarch64), and which argument is the process
+_ON_INIT = {
+    "ptrace": ((101, 117), 1),
+    "process_vm_writev": ((311, 271), 0),
+    "prlimit64": ((302, 261), 0),
+}
 _CLONE = (56, 220)
 _UNSHARE = (272, 97)
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -69,7 +76,8 @@ _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45  # BPF_JMP | {JEQ, JGE, JSET} | B
 _RETURN = 0x06
 _ALLOW = 0x7FFF0000
 _ERRNO = 0x00050000
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data, little endian
+# offsets in struct seccomp_data, little endian; an argument's low half comes first
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _ARGUMENT_BYTES = 0, 4, 16, 8
 
 
 def program(machine: str | None = None) -> bytes:
@@ -89,6 +97,13 @@ def program(machine: str | None = None) -> bytes:
     ]
     for numbers in _DENIED.values():
         code += _deny(_EQUAL, numbers[column], errno.EPERM)
+    for numbers, argument in _ON_INIT.values():
+        code += [
+            _op(_EQUAL, numbers[column], if_false=4),
+            _op(_LOAD, _FIRST_ARGUMENT + argument * _ARGUMENT_BYTES),
+            *_deny(_EQUAL, 1, errno.EPERM),
+            _op(_RETURN, _ALLOW),
+        ]
     code += [
         _op(_EQUAL, _CLONE[column], if_true=1),
         _op(_EQUAL, _UNSHARE[column], if_false=3),

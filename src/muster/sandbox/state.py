@@ -1,11 +1,13 @@
 """The state directory: who owns which layer, and what a killed controller left behind.
 
-    <state_dir>/images/<digest>/fs        cached image layers, shared by all runs, never removed here
+    <state_dir>/images/<key>              cached image layers, shared by all runs, never removed here
     <state_dir>/runs/<label>-<pid>/lock   held (flock) while its controller lives
                                   /layers/<n>/{fs,work}
+    <state_dir>/l/<run>/<n> ─► a layer    short names, where a long chain would not fit into one mount call
 
-Law: a run directory whose lock is free belongs to nobody and may be reaped, with its cgroups and processes.
-A writable layer is removed when its last holder (a live sandbox or a snapshot) lets go.
+Law: a run directory whose lock is free belongs to nobody and may be reaped, with its processes, cgroups, mounts
+and short names; so may cgroups of a run that has no directory any more. A writable layer is removed when its last
+holder (a live sandbox or a snapshot) lets go.
 """
 
 from __future__ import annotations
@@ -22,8 +24,13 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.sandbox.cgroup import Cgroups
+from muster.sandbox.cgroup import PARENT, Cgroups
 from muster.sandbox.files import remove_tree
+from muster.sandbox.mounts import unmount_below
+
+OPTION_BYTES = 3500
+"""Of layer paths in the options of one mount, which must fit into a page of 4096 bytes with the rest of them."""
+_PREFIX_BYTES = len("/oldroot") + 1  # bubblewrap's, and a colon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +55,7 @@ class RunDirectory:
         runs = state_dir / "runs"
         runs.mkdir(parents=True, exist_ok=True)
         safe = re.sub(r"[^A-Za-z0-9_.]+", "-", label)[:32] or "run"
-        # cgroups are shared by all state directories: the name tells runs of one process in two of them apart
-        place = hashlib.sha256(str(runs.resolve()).encode()).hexdigest()[:6]
+        place = _place(runs)
         with _exclusive(runs / ".lock"):
             for attempt in itertools.count():
                 self.name = f"{safe}-{os.getpid()}-{place}{attempt}"
@@ -62,6 +68,8 @@ class RunDirectory:
         (self.path / "layers").mkdir()
         self._numbers = itertools.count()
         self._holders: Counter[Path] = Counter()
+        self._aliases = _aliases(self.path)
+        self._short: dict[Path, Path] = {}
 
     def new_layer(self) -> Layer:
         """An empty writable layer with one holder."""
@@ -97,6 +105,21 @@ class RunDirectory:
                     gone.append(fs.parent)
         return gone
 
+    def short(self, layers: tuple[Path, ...]) -> tuple[Path, ...]:
+        """The same layers by names that fit into one mount call: as they are if they do, else by links."""
+        if sum(len(os.fsencode(layer)) + _PREFIX_BYTES for layer in layers) <= OPTION_BYTES:
+            return layers
+        return tuple(self._alias(layer) for layer in layers)
+
+    def _alias(self, layer: Path) -> Path:
+        alias = self._short.get(layer)
+        if alias is None:
+            self._aliases.mkdir(parents=True, exist_ok=True)
+            alias = self._short[layer] = self._aliases / str(len(self._short))
+            # relative: bubblewrap resolves it below a root of its own
+            alias.symlink_to(os.path.relpath(layer.resolve(), self._aliases.resolve()))
+        return alias
+
     def owns(self, fs: Path) -> bool:
         return fs.is_relative_to(self.path)
 
@@ -106,7 +129,7 @@ class RunDirectory:
 
     def close(self) -> None:
         """Remove the directory and give up the lock."""
-        remove_tree(self.path)
+        _remove(self.path)
         os.close(self._lock)
 
 
@@ -130,9 +153,36 @@ def reap(state_dir: Path, cgroups: Cgroups | None = None) -> Reaped:
         for path in sorted(p for p in runs.iterdir() if p.is_dir() and not _owned(p)):
             processes += _kill_by_argument(str(path))
             cgroups.remove_run(path.name, kill=True)
-            remove_tree(path)
+            _remove(path)
             removed.append(path.name)
+        for name in _homeless(runs, cgroups):
+            cgroups.remove_run(name, kill=True)
+            removed.append(name)
     return Reaped(runs=tuple(removed), processes=processes)
+
+
+def _place(runs: Path) -> str:
+    """Marks the runs of one state directory: cgroups are shared by all of them."""
+    return hashlib.sha256(str(runs.resolve()).encode()).hexdigest()[:6]
+
+
+def _aliases(run: Path) -> Path:
+    """Where the short names of a run's layers are: found again by the run's name alone."""
+    return run.parent.parent / "l" / hashlib.sha256(run.name.encode()).hexdigest()[:5]
+
+
+def _remove(run: Path) -> None:
+    unmount_below(run)
+    remove_tree(_aliases(run))
+    remove_tree(run)
+
+
+def _homeless(runs: Path, cgroups: Cgroups) -> list[str]:
+    """Runs of this state directory that have cgroups and no directory: somebody removed it by hand."""
+    tops = [hierarchy / PARENT for hierarchy in dict.fromkeys(cgroups.hierarchies.values())]
+    names = {path.name for top in tops if top.is_dir() for path in top.iterdir() if path.is_dir()}
+    mine = re.compile(rf".*-\d+-{_place(runs)}\d+")
+    return sorted(name for name in names if mine.fullmatch(name) and not (runs / name).is_dir())
 
 
 @contextlib.contextmanager

@@ -14,9 +14,11 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from muster import clock
 from muster.engine.port import CachePolicy, DeviceInterval, EngineStatistics, InFlight, Pause, Scores
@@ -27,6 +29,8 @@ Policy = Callable[[Ints, Session, Version], Sequence[int]]
 """(prompt, session, version at the start) -> the reply's token ids, as long as it likes to be."""
 
 Call = Literal["generate", "score", "statistics", "stage", "pause", "commit", "resume"]
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: a usual multiplier for mixing bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +47,29 @@ class FakeRates:
 
 
 def logprobs_of(tokens: Ints, version: Version, temperature: float) -> Floats:
-    """A made-up log-probability per token, a fixed function of its past, the version and the temperature."""
-    rolling = hashlib.blake2b(f"{version.digest}|{temperature}".encode(), digest_size=8)
-    out = np.zeros(len(tokens), dtype=np.float32)
-    for index, token in enumerate(tokens.tolist()):
-        rolling.update(token.to_bytes(4, "little"))
-        if index:
-            out[index] = -0.05 - (rolling.digest()[0] / 255.0)
+    """A made-up log-probability per token, a fixed function of its past, the version and the temperature.
+
+    A polynomial hash of every prefix, keyed and mixed; whole arrays at a time, since the simulator lives on it.
+    """
+    if len(tokens) == 0:
+        return np.zeros(0, dtype=np.float32)
+    key = hashlib.blake2b(f"{version.digest}|{temperature}".encode(), digest_size=8).digest()
+    past = np.cumsum((tokens.astype(np.uint64) + np.uint64(1)) * _powers(len(tokens)), dtype=np.uint64)
+    mixed = (past ^ np.frombuffer(key, np.uint64)) * _ODD
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * _ODD
+    out = np.float32(-0.05) - (mixed >> np.uint64(56)).astype(np.float32) / np.float32(255.0)
+    out[0] = 0.0
     return out
+
+
+def _powers(length: int) -> npt.NDArray[np.uint64]:
+    """1, r, r^2, … modulo 2^64, at least `length` of them computed once."""
+    return _all_powers(1 << (length - 1).bit_length())[:length]
+
+
+@lru_cache(maxsize=32)
+def _all_powers(length: int) -> npt.NDArray[np.uint64]:
+    return np.concatenate([np.ones(1, np.uint64), np.cumprod(np.full(length, _ODD))])[:length]
 
 
 @dataclass(slots=True, eq=False)
@@ -145,7 +164,8 @@ class FakeReplica:
             completion = await self._serve(tokens, sampling, session, arrived)
         finally:
             self._slots.release()
-            self._notify()
+            if self._pausing is not None:
+                self._notify()  # a pause may wait for this request to end
         self._end("generate")
         return completion
 
@@ -361,10 +381,11 @@ class FakeReplica:
 
 def _cut(reply: Sequence[int], stops: Sequence[int], room: int) -> tuple[Sequence[int], Literal["stop", "length"]]:
     """The reply up to its first stop token or the end of the room."""
-    for index, token in enumerate(reply[:room]):
-        if token in stops:
-            return reply[: index + 1], "stop"
-    return reply[:room], "length" if len(reply) >= room else "stop"
+    shown = reply[:room]
+    ends = [shown.index(stop) for stop in stops if stop in shown]
+    if ends:
+        return shown[: min(ends) + 1], "stop"
+    return shown, "length" if len(reply) >= room else "stop"
 
 
 def _common(seen: Ints, tokens: Ints) -> int:

@@ -10,6 +10,7 @@ Syntax: words with quotes and $NAME, `;`, newline, `&&`, `||`, `>` and `>>`.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -141,6 +142,31 @@ class FakeBackend:
         del self._live[sandbox.id]
 
 
+class _Patience:
+    """How long a command may go on: until its time-out, or for `silence_s` without a word."""
+
+    def __init__(self, timeout_s: float, silence_s: float | None) -> None:
+        self._deadline = clock.now() + timeout_s
+        self._silence_s = silence_s
+        self._last_s = clock.now()
+        self.timeout: asyncio.Timeout | None = None
+
+    @property
+    def silence_is_next(self) -> bool:
+        return self._silence_s is not None and self._last_s + self._silence_s < self._deadline
+
+    @property
+    def left_s(self) -> float:
+        ends = self._deadline if self._silence_s is None else min(self._deadline, self._last_s + self._silence_s)
+        return max(0.0, ends - clock.now())
+
+    def heard(self) -> None:
+        """It wrote something."""
+        self._last_s = clock.now()
+        if self.timeout is not None:
+            self.timeout.reschedule(asyncio.get_running_loop().time() + self.left_s)
+
+
 class FakeSandbox:
     """Implements `sandbox.port.Sandbox`."""
 
@@ -157,22 +183,27 @@ class FakeSandbox:
     async def run(
         self, command: str, timeout_s: float, *, silence_s: float | None = None, session: str = MAIN
     ) -> Result:
-        """No command here writes and then waits: `silence_s` is as good as a time-out."""
         self._require_live()
-        silent = silence_s is not None and silence_s < timeout_s
-        timeout_s = min(timeout_s, silence_s or timeout_s)
+        patience = _Patience(timeout_s, silence_s)
         started = clock.now()
         if self._backend.happens("loss", self._backend.faults.loss):
             await clock.sleep(self._backend.timing.command_s)
             raise self._lose("vanished", by_agent=False)
         if self._backend.happens("hang", self._backend.faults.hang):
-            await clock.sleep(timeout_s)
-            return Result(output="", exit_code=None, duration_s=timeout_s, timed_out=True, silent=silent)
-        interpreter = Interpreter(self._files, self._shells.setdefault(session, self._fresh_shell()))
+            await clock.sleep(patience.left_s)
+            return Result(
+                output="",
+                exit_code=None,
+                duration_s=clock.now() - started,
+                timed_out=True,
+                silent=patience.silence_is_next,
+            )
+        shell = self._shells.setdefault(session, self._fresh_shell())
+        interpreter = Interpreter(self._files, shell, patience.heard)
         exit_code: int | None = None
         timed_out = restarted = False
         try:
-            async with clock.timeout(timeout_s):
+            async with clock.timeout(patience.left_s) as patience.timeout:
                 await clock.sleep(self._backend.timing.command_s)
                 exit_code = await interpreter.run(command)
         except TimeoutError:
@@ -189,7 +220,7 @@ class FakeSandbox:
             exit_code=exit_code,
             duration_s=duration_s,
             timed_out=timed_out,
-            silent=timed_out and silent,
+            silent=timed_out and patience.silence_is_next,
             shell_restarted=restarted,
             counters=Counters(cpu_s=duration_s, disk_bytes=self._files.size_bytes),
         )

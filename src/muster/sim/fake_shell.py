@@ -9,13 +9,15 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from muster import clock
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_PLAIN = re.compile(r"[;&|>\n]+|[^ \t;&|>\n]+")  # words and punctuation of a line without quotes
+_QUOTES = frozenset("'\"\\")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -114,11 +116,15 @@ class Files:
 
 
 class Interpreter:
-    """Runs one command line. `output` holds what it printed so far, also after a time-out."""
+    """Runs one command line. `output` holds what it printed so far, also after a time-out.
 
-    def __init__(self, files: Files, shell: Shell) -> None:
+    `on_output` is called whenever it prints.
+    """
+
+    def __init__(self, files: Files, shell: Shell, on_output: Callable[[], None] = lambda: None) -> None:
         self._files = files
         self._shell = shell
+        self._on_output = on_output
         self.output = ""
         self._commands: dict[str, Callable[[list[str]], str]] = {
             "cat": self._cat,
@@ -167,7 +173,9 @@ class Interpreter:
                 text = ""
         except (_Failed, FileNotFoundError, IsADirectoryError) as error:
             code, text = 1, f"{name}: {error}\n"
-        self.output += text
+        if text:
+            self.output += text
+            self._on_output()
         return code
 
     async def _execute(self, name: str, arguments: list[str]) -> tuple[int, str]:
@@ -273,12 +281,16 @@ class Interpreter:
 
 
 def _split(line: str) -> list[str]:
+    words: list[str] = []
+    for token in _PLAIN.findall(line) if _QUOTES.isdisjoint(line) else _lexed(line):
+        # neighbouring punctuation comes as one token
+        words += ["\n"] * len(token) if token.strip("\n") == "" else [token.strip("\n")]
+    return words
+
+
+def _lexed(line: str) -> Iterable[str]:
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|>\n")
     lexer.whitespace = " \t"
     lexer.wordchars += "$:,=+@%^{}[]!"
     lexer.commenters = ""
-    words: list[str] = []
-    for token in lexer:
-        # neighbouring punctuation comes as one token
-        words += ["\n"] * len(token) if token.strip("\n") == "" else [token.strip("\n")]
-    return words
+    return lexer

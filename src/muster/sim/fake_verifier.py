@@ -45,13 +45,15 @@ class FakeVerifier:
         success_reward: float = 1.0,
         faults: FakeVerifierFaults | None = None,
         rng: np.random.Generator | None = None,
+        injected: Counter[str] | None = None,
     ) -> None:
+        """`injected` counts the faults that happened; one may be shared by the whole world."""
         self._score = score
         self._latency_s = latency_s
         self._success_reward = success_reward
         self._faults = faults or FakeVerifierFaults()
         self._rng = rng if rng is not None else np.random.default_rng(0)
-        self.injected: Counter[str] = Counter()
+        self.injected: Counter[str] = Counter() if injected is None else injected
 
     async def grade(
         self, task: Task, final: Snapshot, pristine: Snapshot, trajectory: Trajectory | None = None
@@ -66,13 +68,13 @@ class FakeVerifier:
             attempts.append(await self._attempt(task, state))
 
     async def _attempt(self, task: Task, state: Snapshot) -> Attempt:
-        if self._happens("hang", self._faults.hang):
+        if self._happens("verifier_hang", self._faults.hang):
             await clock.sleep(task.verifier.timeout_s)
             return Attempt(problem=Problem.TIMED_OUT)
         await clock.sleep(self._latency_s)
-        if self._happens("interruption", self._faults.interruption):
+        if self._happens("verifier_lost", self._faults.interruption):
             return Attempt(problem=Problem.INTERRUPTED, cause=Cause.SANDBOX_LOST)
-        if self._happens("crash", self._faults.crash):
+        if self._happens("verifier_crash", self._faults.crash):
             return Attempt(problem=Problem.MISSING)
         scored = self._score(task, state)
         evidence = {"queued_s": 0.0, "start_s": 0.0, "run_s": self._latency_s}

@@ -3,22 +3,25 @@
 Law: this file reads and never runs anything a task author wrote. What is wrong with a directory is a
 `TaskError` that names the file, the key and the fix; a broken task never hides the next one.
 
-    <task>/  task.toml  instruction.md  environment/Dockerfile  tests/test.sh  [solution/solve.sh]
-       └─ read_toml ─► host variables resolved ─► Task (id = name of the directory, digest over all of it)
+    <task>/  task.toml  instruction.md  environment/  tests/  [solution/]  [steps/<name>/]
+       └─ read_toml ─► refusals ─► environment, verification, steps ─► Task (id: name of the directory)
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from muster.errors import TaskError
+from muster.tasks import environment, refusals, verification
 from muster.tasks.content import directory_digest
+from muster.tasks.network import egress
+from muster.tasks.source import Source, regular
+from muster.tasks.steps import instruction, solution, steps
 from muster.tasks.task_toml import TaskToml, read_toml
-from muster.types import ImageSpec, Limits, Task, VerifierSpec
+from muster.types import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,115 +60,42 @@ def load_task(directory: Path, *, variables: Mapping[str, str] | None = None) ->
     """Load one task. `variables` are what `${NAME}` in an `env` table may read of the host: by default nothing.
 
     Raises `TaskError`.
+
+    Example: `task = load_task(Path("suite/sort-lines"), variables={"TOKEN": "…"})`
     """
     name = directory.absolute().name  # a link to a directory is a task of its own name
     directory = directory.resolve()
-    toml = read_toml(_regular(directory / "task.toml"))
-    instruction = _instruction(directory / "instruction.md")
-    test = _regular(directory / "tests" / "test.sh")
-    solution = directory / "solution"
-    environment = toml.environment
-    known = variables or {}
-    where = directory / "task.toml"
+    toml = read_toml(regular(directory, "task.toml"))
+    source = Source(root=directory, toml=toml, variables=variables or {})
+    for key, problem in refusals.problems(toml):
+        raise source.fault(key, problem)
+    several = steps(source)
+    network = egress(toml.agent, toml.environment)
     return Task(
         id=name,
-        instruction=instruction,
+        instruction=several[0].instruction if several else instruction(source, "instruction.md"),
         root=directory,
-        image=ImageSpec(
-            dockerfile=_dockerfile(directory, toml),
-            context=directory / "environment",
-            env=_resolve(environment.env, known, f"{where}: environment.env"),
-            workdir=environment.workdir,
-            build_timeout_s=environment.build_timeout_sec,
-        ),
-        limits=Limits(cpus=environment.cpus, memory_bytes=toml.memory_bytes, disk_bytes=toml.disk_bytes),
-        verifier=VerifierSpec(
-            tests=test.parent,
-            timeout_s=toml.verifier.timeout_sec,
-            env=_resolve(toml.verifier.env, known, f"{where}: verifier.env"),
-        ),
+        image=environment.image(source, "environment", toml.environment, "environment", user=toml.agent.user),
+        limits=environment.limits(toml.environment, network),
+        verifier=several[0].verifier if several else verification.of_task(source),
         digest=directory_digest(directory),
-        solution=solution if (solution / "solve.sh").is_file() else None,
+        solution=solution(directory),
+        solution_env=source.resolve(toml.solution.env, "solution.env"),
         agent_timeout_s=toml.agent.timeout_sec,
         max_turns=toml.metadata.get("max_turns"),
         family=toml.metadata.get("family", ""),
-        tags=_tags(toml),
+        tags=tuple(dict.fromkeys([*toml.metadata.get("tags", []), *toml.task.keywords])),
         metadata=_metadata(toml),
+        steps=several,
+        step_reward=toml.multi_step_reward_strategy or "mean",
     )
 
 
-def _instruction(path: Path) -> str:
-    try:
-        text = _regular(path).read_text(encoding="utf-8").strip()
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{path}: not UTF-8 at byte {error.start}") from None
-    if not text:
-        raise TaskError(f"{path}: empty; write what the agent shall do")
-    return text
-
-
-def _regular(path: Path) -> Path:
-    """Links are refused where the host itself reads: a task must not make it read its own files."""
-    if any(part.is_symlink() for part in (path, path.parent)):
-        raise TaskError(f"{path}: reached through a symbolic link; put the file itself there")
-    if not path.is_file():
-        raise TaskError(f"{path}: missing")
-    return path
-
-
-def _dockerfile(directory: Path, toml: TaskToml) -> Path:
-    for name in ("docker-compose.yaml", "docker-compose.yml"):
-        compose = directory / "environment" / name
-        if compose.exists() and len(services := _services(_regular(compose).read_text("utf-8"))) != 1:
-            raise TaskError(
-                f"{compose}: services: {', '.join(services) or 'none found'}; tasks of several services "
-                "are not supported yet, only one service with a Dockerfile"
-            )
-    dockerfile = directory / "environment" / "Dockerfile"
-    if not dockerfile.exists() and toml.environment.docker_image:
-        raise TaskError(
-            f"{directory / 'task.toml'}: environment.docker_image: a ready-made image is not supported yet; "
-            f"write environment/Dockerfile with `FROM {toml.environment.docker_image}`"
-        )
-    return _regular(dockerfile)
-
-
-_SERVICE: Final = re.compile(r"^( +)([\w.-]+):", re.MULTILINE)
-
-
-def _services(compose: str) -> list[str]:
-    """Names under `services:`, by indentation: enough to tell one from several without a YAML parser."""
-    _, _, rest = f"\n{compose}".partition("\nservices:")
-    block = re.split(r"\n(?=[^\s#])", rest, maxsplit=1)[0]
-    found = _SERVICE.findall(block)
-    return [name for indent, name in found if indent == found[0][0]]
-
-
-_VARIABLE: Final = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
-
-
-def _resolve(env: Mapping[str, str], variables: Mapping[str, str], where: str) -> dict[str, str]:
-    """Replace `${NAME}` and `${NAME:-default}`. Raises `TaskError` for a name without a value."""
-
-    def value(match: re.Match[str]) -> str:
-        name: str = match[1]
-        default: str | None = match[2]
-        found = variables.get(name, default)
-        if found is None:
-            raise TaskError(f"{where}: ${{{name}}} has no value; pass it, or write ${{{name}:-default}}")
-        return found
-
-    return {key: _VARIABLE.sub(value, text) for key, text in env.items()}
-
-
-def _tags(toml: TaskToml) -> tuple[str, ...]:
-    return tuple(dict.fromkeys([*toml.metadata.get("tags", []), *toml.task.keywords]))
-
-
 def _metadata(toml: TaskToml) -> dict[str, Any]:
-    found = dict(toml.metadata)
-    if toml.task.name is not None:
-        found["name"] = toml.task.name
-    if toml.network_mode is not None:
-        found["network_mode"] = toml.network_mode
-    return found
+    """The task's own, and what Muster accepts without having a use for it."""
+    noted = {
+        "name": toml.task.name,
+        "network_mode": toml.environment.asked_mode,
+        "skills_dir": toml.environment.skills_dir,
+    }
+    return {**toml.metadata, **{key: value for key, value in noted.items() if value is not None}}

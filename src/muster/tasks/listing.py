@@ -24,6 +24,8 @@ class Row:
     id: str
     family: str
     max_turns: str
+    steps: str
+    network: str  # of the agent
     solution: str
     instruction: str  # first line
 
@@ -34,11 +36,23 @@ def rows(tasks: Iterable[Task]) -> list[Row]:
             id=task.id,
             family=task.family or "-",
             max_turns=str(task.max_turns or "-"),
-            solution="yes" if task.solution else "no",
+            steps=str(len(task.steps) or "-"),
+            network=_network(task),
+            solution="yes" if _solved(task) else "no",
             instruction=task.instruction.splitlines()[0],
         )
         for task in tasks
     ]
+
+
+def _network(task: Task) -> str:
+    hosts = task.limits.egress
+    return "none" if not hosts else "any" if "*" in hosts else f"{len(hosts)} hosts"
+
+
+def _solved(task: Task) -> bool:
+    """Whether there is a reference solution, of every step where there are steps."""
+    return all(step.solution for step in task.steps) if task.steps else task.solution is not None
 
 
 def render(directory: Path, console: Console) -> bool:
@@ -48,22 +62,23 @@ def render(directory: Path, console: Console) -> bool:
     """
     loaded = load_directory(directory)
     if loaded.tasks:
-        console.print(_table(rows(loaded.tasks)))
+        console.print(_table(rows(loaded.tasks), console.width))
     for problem in loaded.problems:
         console.print(f"[red]broken[/red] {escape(str(problem))}", soft_wrap=True)
     console.print(f"{len(loaded.tasks)} tasks, {len(loaded.problems)} broken")
     return not loaded.problems
 
 
-def _table(listed: list[Row]) -> Table:
+def _table(listed: list[Row], width: int) -> Table:
     """Names keep their width in a narrow terminal: they are what a reader copies. The instruction gives way."""
+    headings = ("task", "family", "turns", "steps", "network", "solution")
+    cells = [(row.id, row.family, row.max_turns, row.steps, row.network, row.solution) for row in listed]
+    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     table = Table(box=None, pad_edge=False)
-    table.add_column("task", no_wrap=True, min_width=max(len(row.id) for row in listed))
-    table.add_column("family", no_wrap=True, min_width=max(len(row.family) for row in listed))
-    table.add_column("turns", justify="right", min_width=len("turns"))
-    table.add_column("solution", min_width=len("solution"))
-    table.add_column("instruction", overflow="ellipsis", no_wrap=True)
-    for row in listed:
-        cells = (row.id, row.family, row.max_turns, row.solution, row.instruction)
-        table.add_row(*(escape(cell) for cell in cells))
+    for index, (heading, size) in enumerate(zip(headings, widths, strict=True)):
+        table.add_column(heading, no_wrap=True, min_width=size, justify="left" if index < 2 else "right")
+    left = width - sum(widths) - 2 * len(widths)
+    table.add_column("instruction", no_wrap=True, overflow="ellipsis", max_width=max(left, len("instruction")))
+    for row, fixed in zip(listed, cells, strict=True):
+        table.add_row(*(escape(cell) for cell in (*fixed, row.instruction)))
     return table

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from muster.errors import TaskError
 from muster.tasks.harbor import load_directory
+from muster.tasks.quarantine import Sifted, record_of, sift
 from muster.tasks.starter.generate import Split, generate
 from muster.types import Task
 
@@ -32,29 +33,44 @@ class SuiteConfig(BaseModel):
     per_family: int = Field(default=24, ge=1, description="starter suite: training instances of each family")
     heldout_per_family: int = Field(default=4, ge=1, description="starter suite: held-out instances of each family")
     families: tuple[str, ...] | None = Field(default=None, description="starter suite: families to generate; none: all")
+    audit: Path | None = Field(
+        default=None,
+        description="record of `muster audit --json`, by which unsound tasks do not train; "
+        "none: audit.json in the directory of the training tasks, if it is there",
+    )
+    variables: dict[str, str] = Field(
+        default_factory=dict[str, str],
+        description="what ${NAME} in a task's env tables stands for; nothing of this machine's environment is read",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suites:
-    """Loaded tasks. `digest` identifies both sets, contents included."""
+    """Loaded tasks. `digest` identifies both sets, contents included. `notes` say what was left out, and why."""
 
     train: tuple[Task, ...]
     heldout: tuple[Task, ...]
     digest: str
+    notes: tuple[str, ...] = ()
 
 
 def load_suites(config: SuiteConfig, directory: Path, *, seed: int) -> Suites:
     """Load, generating what is not given under `directory`. Raises `TaskError` for broken or overlapping suites."""
     train = config.train or _generated(config, directory / "train", seed, "train")
     heldout = config.heldout or (None if config.train else _generated(config, directory / "heldout", seed, "heldout"))
-    train_tasks = load_directory(train, strict=True).tasks
-    heldout_tasks = load_directory(heldout, strict=True).tasks if heldout else ()
+    train_tasks = load_directory(train, strict=True, variables=config.variables).tasks
+    heldout_tasks = load_directory(heldout, strict=True, variables=config.variables).tasks if heldout else ()
     shared = {t.digest for t in train_tasks} & {t.digest for t in heldout_tasks}
     if shared:
         names = [t.id for t in heldout_tasks if t.digest in shared]
         raise TaskError(f"{heldout}: held-out tasks that are also trained on: {', '.join(names[:5])}")
+    record = record_of(train, config.audit)
+    sifted = sift(train_tasks, record) if record is not None else Sifted(tasks=tuple(train_tasks))
     return Suites(
-        train=tuple(train_tasks), heldout=tuple(heldout_tasks), digest=_digest([*train_tasks, *heldout_tasks])
+        train=sifted.tasks,
+        heldout=tuple(heldout_tasks),
+        digest=_digest([*sifted.tasks, *heldout_tasks]),
+        notes=sifted.notes,
     )
 
 

@@ -39,6 +39,14 @@ def parse(json_file: bytes | None, text_file: bytes | None) -> float | Problem:
     return Problem.MISSING
 
 
+def criteria(json_file: bytes | None) -> dict[str, float]:
+    """The members of an object that `parse` gives a reward for; empty for anything else."""
+    if json_file is None or isinstance(_from_json(json_file), Problem):
+        return {}
+    value: object = json.loads(json_file)
+    return {name: float(it) for name, it in cast(dict[str, float], value).items()} if isinstance(value, dict) else {}
+
+
 def _from_json(content: bytes) -> float | Problem:
     if not content.strip():
         return Problem.EMPTY

@@ -28,7 +28,7 @@ from muster.verifier import artifacts
 from muster.verifier.attribution import Attempt, tampered
 from muster.verifier.control import Controlled
 from muster.verifier.integrity import SYSTEM, touched
-from muster.verifier.reward import Problem, parse
+from muster.verifier.reward import Problem, criteria, parse
 
 _SCRIPT = "/usr/bin/bash --noprofile --norc /tests/test.sh"
 # packages that an agent installed for its user must not load into the tests' interpreter
@@ -121,24 +121,27 @@ class ScriptVerifier:
         if task.verifier.user:
             channel.chmod(0o777)
         mounts = (
-            Mount(source=task.verifier.tests.resolve(), target="/tests"),
+            *await asyncio.to_thread(_tests, task.verifier, scratch),
             Mount(source=channel, target="/logs/verifier", writable=True),
             *mounts,
         )
-        limits = replace(task.limits, egress=task.verifier.egress)
+        limits = replace(task.verifier.limits or task.limits, egress=task.verifier.egress)
         async with self._pool.lease(
             state, limits, f"verify-{task.id}", mounts=mounts, lane=Lane.VERIFIER, toolchain=tools
         ) as lease:
             result = await lease.sandbox.run(_SCRIPT, task.verifier.timeout_s)
-            reward = self._reward(channel, result)
+            await lease.sandbox.close()  # what the script left running may still write a reward
+            reward, named = self._reward(channel, result)
             evidence = times(lease, result) | {"output": result.output[-self._config.evidence_chars :]}
+            evidence |= {"criteria": named} if named else {}
         if isinstance(reward, Problem):
             return Attempt(problem=reward, evidence=evidence)
         return Attempt(reward=reward, evidence=evidence)
 
-    def _reward(self, channel: Path, result: Result) -> float | Problem:
+    def _reward(self, channel: Path, result: Result) -> tuple[float | Problem, dict[str, float]]:
+        """The reward or a problem, and the criteria that the reward is made of."""
         if result.timed_out:
-            return Problem.TIMED_OUT
+            return Problem.TIMED_OUT, {}
         contents: list[bytes | None] = []
         for name in ("reward.json", "reward.txt"):
             try:
@@ -149,12 +152,12 @@ class ScriptVerifier:
                 continue
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO):
-                    return Problem.NOT_A_FILE
+                    return Problem.NOT_A_FILE, {}
                 raise
             if len(content) > cap:
-                return Problem.NOT_A_FILE
+                return Problem.NOT_A_FILE, {}
             contents.append(content)
-        return parse(contents[0], contents[1])
+        return parse(contents[0], contents[1]), criteria(contents[0])
 
 
 def for_verifier(state: Snapshot, pristine: Snapshot, spec: VerifierSpec) -> Snapshot:
@@ -189,6 +192,19 @@ def failed(error: SandboxError | ImageError) -> Attempt:
     if isinstance(error, SandboxStartError):
         return Attempt(problem=Problem.NOT_STARTED, cause=Cause.SANDBOX_START_FAILED, evidence=evidence)
     return Attempt(problem=Problem.INTERRUPTED, cause=error.cause, evidence=evidence)
+
+
+def _tests(spec: VerifierSpec, scratch: Path) -> tuple[Mount, ...]:
+    """/tests: the directory itself, or with those of all steps a copy of both, where its own files win."""
+    if spec.tests_in_image:
+        return ()
+    if spec.shared_tests is None:
+        return (Mount(source=spec.tests.resolve(), target="/tests"),)
+    merged = scratch / "tests"
+    for source in (spec.shared_tests, spec.tests):
+        if source.is_dir():
+            shutil.copytree(source, merged, symlinks=True, dirs_exist_ok=True)
+    return (Mount(source=merged, target="/tests"),)
 
 
 def _optional(state: Snapshot) -> Service | None:

@@ -1,0 +1,2 @@
+#!/bin/sh
+sort -o /app/words.txt /app/words.txt

@@ -1,0 +1,283 @@
+"""The prefix cache: a radix tree of token runs for each policy version, evicted by blocks. Pure.
+
+Law: a cached token belongs to one path from one version's root, so prefixes are never shared across versions. Runs are
+whole blocks. A locked node (someone on it or below runs) is never evicted; of the others the least recently used leaf
+goes first, from its end. `used` is what all nodes hold, `idle` the part that could be evicted now.
+
+    match(tokens) ─► Match ─► extend(node, rest) locks the path, its new part not ready ─► ready() as it is computed
+                                                                                         └─► unlock, or shrink
+A part that is not ready has one user, the request that computes it, and no children; whoever would share it
+waits for that request.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from muster.types import Ints
+
+Owner = TypeVar("Owner")
+
+
+class Node(Generic[Owner]):
+    """A run of tokens behind its parent's. The first `ready` of them are computed; `owner` computes the rest."""
+
+    __slots__ = ("children", "last_used", "locks", "owner", "parent", "ready", "tokens", "version")
+
+    def __init__(self, parent: Node[Owner] | None, tokens: Ints, version: int) -> None:
+        self.parent, self.tokens, self.version = parent, tokens, version
+        self.children: dict[bytes, Node[Owner]] = {}
+        self.ready = len(tokens)
+        self.owner: Owner | None = None
+        self.locks = 0
+        self.last_used = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match(Generic[Owner]):
+    """The first `cached` tokens are on the path that ends `inside` tokens into `node`.
+
+    `idle` of them are in unlocked nodes. `owner` is computing more of the same beginning.
+    """
+
+    node: Node[Owner]
+    inside: int
+    cached: int
+    idle: int
+    owner: Owner | None
+
+
+@dataclass(slots=True)
+class RadixCache(Generic[Owner]):
+    """All versions' trees. Lengths are tokens, always whole blocks."""
+
+    block: int
+    used: int = field(init=False, default=0)
+    idle: int = field(init=False, default=0)
+    _roots: dict[int, Node[Owner]] = field(init=False, default_factory=dict[int, Node[Owner]])
+    _current: int = field(init=False, default=-1)
+    _leaves: list[tuple[int, int, Node[Owner]]] = field(init=False, default_factory=list[tuple[int, int, Node[Owner]]])
+    _tidy_at: int = field(init=False, default=1024)  # entries of `_leaves` at which outdated ones are swept out
+    _tick: count[int] = field(init=False, default_factory=count)
+
+    def whole(self, length: int) -> int:
+        """`length` in whole blocks, rounded down."""
+        return length - length % self.block
+
+    def match(self, tokens: Ints, version: int) -> Match[Owner]:
+        """The longest cached beginning, short of the last token, whose logits are wanted."""
+        limit = self.whole(len(tokens) - 1)
+        node, at, idle = self._root(version), 0, 0
+        while at < limit:
+            child = node.children.get(self._key(tokens, at))
+            if child is None:
+                break
+            common = self.whole(_common(child.tokens, tokens[at:limit]))
+            shared = min(common, child.ready)
+            at += shared
+            idle += 0 if child.locks else shared
+            if common > child.ready:
+                return Match(node=child, inside=shared, cached=at, idle=idle, owner=child.owner)
+            if common < len(child.tokens):
+                return Match(node=child, inside=shared, cached=at, idle=idle, owner=None)
+            node = child
+        return Match(node=node, inside=len(node.tokens), cached=at, idle=idle, owner=None)
+
+    def claim(self, match: Match[Owner], rest: Ints, owner: Owner | None) -> Node[Owner]:
+        """Lock the matched path and put `rest` behind it, for `owner` to compute. The room must be there."""
+        node = match.node
+        if match.inside < len(node.tokens):
+            node = self._split(node, match.inside) if match.inside else _parent(node)
+        if not len(rest):
+            self._lock(node)
+            return node
+        if node.parent is not None and not node.children and not node.locks and node.owner is None:
+            self._lock(node)
+            node.tokens = np.concatenate([node.tokens, rest])
+        else:
+            child = Node(node, rest, node.version)
+            child.ready = 0
+            node.children[self._key(rest, 0)] = child
+            node = child
+            self.idle += len(rest)  # for the lock to take away
+            self._lock(node)
+        node.owner = owner
+        self.used += len(rest)
+        return node
+
+    def grow(self, node: Node[Owner], rest: Ints) -> Node[Owner]:
+        """Keep `rest`, computed by the request that holds the lock on `node`; returns where its lock is now.
+
+        Others may have cached a beginning of `rest` already. `used` grows by what was new.
+        """
+        if node.parent is not None and not node.children and node.locks == 1:
+            node.tokens = np.concatenate([node.tokens, rest])
+            node.ready = len(node.tokens)
+            self.used += len(rest)
+            return node
+        at = 0
+        below = node
+        while at < len(rest):
+            child = below.children.get(self._key(rest, at))
+            common = self.whole(_common(child.tokens, rest[at:])) if child else 0
+            if child is None or common > child.ready:
+                break
+            if common < len(child.tokens):
+                below, at = self._split(child, common), at + common
+                break
+            below, at = child, at + common
+        if at < len(rest) and below.children.get(self._key(rest, at)) is None:
+            child = Node(below, rest[at:], node.version)
+            below.children[self._key(rest, at)] = child
+            self.used += len(child.tokens)
+            self.idle += len(child.tokens)
+            below = child
+        self._lock(below)
+        self.unlock(node)
+        return below
+
+    def ready(self, node: Node[Owner], length: int) -> None:
+        """The first `length` tokens of `node` are computed now; whole blocks of them can be shared."""
+        node.ready = max(node.ready, min(len(node.tokens), self.whole(length)))
+        if node.ready == len(node.tokens):
+            node.owner = None
+
+    def shrink(self, node: Node[Owner]) -> Node[Owner]:
+        """Its owner gives up: forget what is not ready. Returns where the owner's lock is now."""
+        assert not node.children and node.locks == 1, "only its owner uses a part that is not ready"
+        node.owner = None
+        self.used -= len(node.tokens) - node.ready
+        if node.ready:
+            node.tokens = node.tokens[: node.ready]
+            return node
+        parent = _parent(node)
+        del parent.children[self._key(node.tokens, 0)]
+        node.parent = None
+        return parent
+
+    def unlock(self, node: Node[Owner]) -> None:
+        """One user less, on the whole path. What an old version leaves behind is forgotten at once."""
+        now = next(self._tick)
+        leaf: Node[Owner] | None = node
+        while leaf is not None and leaf.parent is not None:
+            leaf.locks -= 1
+            leaf.last_used = now
+            if not leaf.locks:
+                self.idle += len(leaf.tokens)
+                self._offer(leaf)
+            leaf = leaf.parent
+        if not self.serves(node):
+            self._prune(node)
+
+    def evict(self, tokens: int) -> None:
+        """Forget at least `tokens` idle tokens, least recently used first."""
+        assert tokens <= self.idle, "the caller knows what is idle"
+        while tokens > 0:
+            last_used, _, leaf = heapq.heappop(self._leaves)
+            if not _is_leaf(leaf, last_used):
+                continue
+            cut = min(len(leaf.tokens), -(-tokens // self.block) * self.block)
+            tokens -= cut
+            if cut < len(leaf.tokens):
+                leaf.tokens = leaf.tokens[:-cut]
+                leaf.ready = len(leaf.tokens)
+                self.used -= cut
+                self.idle -= cut
+                self._offer(leaf)
+            else:
+                self._remove(leaf)
+
+    def serves(self, node: Node[Owner]) -> bool:
+        """Whether `node` belongs to the version that is matched now."""
+        return node.version == self._current
+
+    def serve(self, version: int) -> None:
+        """Only `version` may be matched from now on; forget everything else that nobody runs on."""
+        self._current = version
+        self.drop_idle()
+
+    def drop_idle(self) -> None:
+        """Forget everything that nobody runs on."""
+        for version, root in list(self._roots.items()):
+            stack = [root]
+            order: list[Node[Owner]] = []
+            while stack:
+                order.append(node := stack.pop())
+                stack.extend(node.children.values())
+            for node in reversed(order):
+                if node.parent is not None and not node.locks and not node.children:
+                    self._remove(node)
+            if version != self._current and not root.children:
+                del self._roots[version]
+
+    def _root(self, version: int) -> Node[Owner]:
+        if version not in self._roots:
+            self._roots[version] = Node(None, np.zeros(0, np.int32), version)
+        return self._roots[version]
+
+    def _split(self, node: Node[Owner], at: int) -> Node[Owner]:
+        """Cut `node` at `at`; returns the new upper half. The lower keeps the identity: its users' locks hold."""
+        parent = _parent(node)
+        upper = Node(parent, node.tokens[:at], node.version)
+        upper.locks, upper.last_used, upper.ready = node.locks, node.last_used, min(at, node.ready)
+        parent.children[self._key(node.tokens, 0)] = upper
+        upper.children[self._key(node.tokens, at)] = node
+        node.parent, node.tokens, node.ready = upper, node.tokens[at:], node.ready - upper.ready
+        return upper
+
+    def _lock(self, node: Node[Owner]) -> None:
+        leaf: Node[Owner] | None = node
+        while leaf is not None and leaf.parent is not None:
+            if not leaf.locks:
+                self.idle -= len(leaf.tokens)
+            leaf.locks += 1
+            leaf = leaf.parent
+
+    def _offer(self, node: Node[Owner]) -> None:
+        if node.locks or node.children:
+            return
+        if len(self._leaves) >= self._tidy_at:
+            self._leaves = [entry for entry in self._leaves if _is_leaf(entry[2], entry[0])]
+            heapq.heapify(self._leaves)
+            self._tidy_at = 1024 + 2 * len(self._leaves)
+        heapq.heappush(self._leaves, (node.last_used, next(self._tick), node))
+
+    def _prune(self, node: Node[Owner]) -> None:
+        while node.parent is not None and not node.locks and not node.children:
+            parent = node.parent
+            self._remove(node)
+            node = parent
+
+    def _remove(self, node: Node[Owner]) -> None:
+        parent = _parent(node)
+        del parent.children[self._key(node.tokens, 0)]
+        node.parent = None
+        self.used -= len(node.tokens)
+        self.idle -= len(node.tokens)
+        if parent.parent is not None:
+            self._offer(parent)
+
+    def _key(self, tokens: Ints, at: int) -> bytes:
+        return tokens[at : at + self.block].tobytes()
+
+
+def _is_leaf(node: Node[Owner], last_used: int) -> bool:
+    """Whether an entry of the queue for eviction still holds."""
+    return node.parent is not None and not node.locks and not node.children and node.last_used == last_used
+
+
+def _parent(node: Node[Owner]) -> Node[Owner]:
+    assert node.parent is not None, "a root is never cut or removed"
+    return node.parent
+
+
+def _common(a: Ints, b: Ints) -> int:
+    length = min(len(a), len(b))
+    different = a[:length] != b[:length]
+    first = int(different.argmax()) if length else 0
+    return first if length and different[first] else length

@@ -1,0 +1,395 @@
+"""One sandbox in a container: its sessions, its limits, and who ended it when it ends.
+
+    run:       session ─► command ─► answer │ time-out, silence, disk: interrupt its processes, else a new shell
+    snapshot:  capture shell state ─► kill all ─► commit ─► start again over the same files
+    close:     streams closed, counted; the container is killed and removed in the background
+
+Law: the container outlives its shells. A shell that ended by the model's doing is started again in the same files; only
+an end of the container itself, or files in which no shell starts, lose the sandbox. `ending` says by whom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import shutil
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from muster import clock
+from muster.errors import SandboxError, SandboxLost, SandboxStartError
+from muster.sandbox.config import MIB, SandboxConfig
+from muster.sandbox.disk import DiskBudget
+from muster.sandbox.docker import files, scripts
+from muster.sandbox.docker.box import Box, Session
+from muster.sandbox.docker.daemon import Daemon, Missing
+from muster.sandbox.docker.ending import by_agent
+from muster.sandbox.docker.scripts import Moment
+from muster.sandbox.docker.service import RunningService
+from muster.sandbox.docker.shell import Answer, Shell
+from muster.sandbox.files import usage_bytes
+from muster.sandbox.output import HeadTail
+from muster.sandbox.port import MAIN, Counters, Result, Snapshot
+from muster.sandbox.session import within
+from muster.types import Limits
+
+T = TypeVar("T")
+
+_KILL_ROUNDS = 5  # a loop in the shell starts the next process as soon as one is killed
+_TRANSPORT_S = 0.25  # an answer comes through the daemon, which may be busy
+_CAPTURE_TIMEOUT_S = 5.0
+_STATE_CAP_BYTES = MIB  # of captured shell state; of a larger one nothing is kept
+_LOOK_S = (0.05, 2.0)  # between two looks at whether the shell still lives: at first, at most
+_HEALTH = "\0health"  # the session of a service's health check
+
+
+class Stop(StrEnum):
+    """Why a command was ended before it answered."""
+
+    TIME = "time"
+    SILENCE = "silence"
+    DISK = "disk"
+    HOST_DISK = "host_disk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What all sandboxes of a backend share. `starts`: whether a fresh container of a snapshot answers."""
+
+    config: SandboxConfig
+    daemon: Daemon
+    starts: Callable[[Snapshot], Awaitable[bool]]
+    retire: Callable[[DockerSandbox], None]
+
+
+class DockerSandbox:
+    """Implements `sandbox.port.Sandbox`. Made by `DockerBackend.fork`; used by one caller at a time."""
+
+    def __init__(self, host: Host, box: Box, *, id: str, snapshot: Snapshot, limits: Limits) -> None:
+        self.id = id
+        self.box = box
+        self._host = host
+        self._origin = snapshot
+        self._limits = limits
+        self._sessions: dict[str, Session] = {}
+        self._interrupted: set[str] = set()  # sessions whose command was cancelled and may still run
+        self._service: RunningService | None = None
+        self._disk = DiskBudget(limits.disk_bytes)
+        self._lost: SandboxLost | None = None
+        self._counters: Counters | None = None
+
+    # --- the port -------------------------------------------------------------------------------------
+
+    async def run(
+        self, command: str, timeout_s: float, *, silence_s: float | None = None, session: str = MAIN
+    ) -> Result:
+        started = clock.now()
+        shell, restarted = await self._shell(session)
+        sink = HeadTail(self._host.config.output_cap_bytes)
+        reading = self.box.gauge.begin()
+        answer = shell.run(command, sink)
+        try:
+            stop = await self._watch(shell, answer, timeout_s, silence_s)
+            if stop is not None:
+                await self._interrupt(session, shell, answer)
+        except asyncio.CancelledError:
+            self._interrupted.add(session)
+            self.box.gauge.end(reading, disk_bytes=None)
+            self.box.order_nowait(self._signal("INT", session))
+            raise
+        heard = answer.result() if answer.done() else None
+        shell.give_up()
+        duration_s = clock.now() - started
+        used = self.box.gauge.end(reading, disk_bytes=self._disk_level())
+        code = heard.exit_code if heard is not None else None
+        if heard is None:
+            code = await self._ended(session)
+            restarted = True
+        if stop is None and self._disk.ran(duration_s):
+            stop = await self._disk_stop()
+        if stop is Stop.HOST_DISK:  # the janitor removes it, and what it wrote
+            floor = self._host.config.free_disk_bytes
+            raise self._lose("this host runs out of disk", by_agent=False, free_disk_bytes=floor)
+        oom = bool(used.oom_kills) and code != 0
+        return Result(
+            output=sink.text() + self._disk_message(stop),
+            exit_code=None if stop is not None or (heard is None and oom) else code,
+            duration_s=duration_s,
+            timed_out=stop in (Stop.TIME, Stop.SILENCE),
+            silent=stop is Stop.SILENCE,
+            out_of_memory=oom,
+            shell_restarted=restarted,
+            omitted_bytes=sink.omitted_bytes,
+            counters=replace(used, disk_bytes=self._disk_level()),  # it may have been measured since
+        )
+
+    async def read(self, path: str) -> bytes:
+        self._require_open()
+        return await self._call("read", lambda api: files.read(api, self.box.container, path))
+
+    async def write(self, path: str, data: bytes) -> None:
+        self._require_open()
+        await self._call("write", lambda api: files.write(api, self.box.container, path, data))
+
+    async def snapshot(self) -> Snapshot:
+        state = await self._capture()
+        image = await self.freeze()
+        before, self._origin = self._origin, replace(self._origin, id=image, shell_state=state)
+        frozen = self._origin
+        try:
+            await self.start()
+        except SandboxStartError as error:  # the snapshot is good all the same: it says what the agent left
+            healthy = await self._host.starts(before)
+            self._lose("does not start in its files any more", by_agent=healthy, reason=str(error))
+        return frozen
+
+    async def alive(self) -> bool:
+        if self._lost is not None or self._counters is not None or not self.box.up:
+            return False
+        return await self.box.order(":")
+
+    async def close(self) -> Counters:
+        if self._counters is None:
+            self._counters = self.box.gauge.life(disk_bytes=self._disk_level())
+            self._drop_streams()
+            self._host.retire(self)
+        return self._counters
+
+    # --- coming and going -------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the container, its service and its main session. Raises `SandboxStartError`."""
+        await self.box.start()
+        if self._origin.service is not None:
+            process = await self.box.spawn(
+                self._origin.service.command,
+                user=self._origin.service.user,
+                output_cap_bytes=self._host.config.output_cap_bytes,
+            )
+            self._service = RunningService(
+                service=self._origin.service,
+                process=process,
+                exit_code=lambda: self.box.exit_code(process.exec_id),
+            )
+            await self._service.wait(self._probe)
+        await self._open(MAIN)
+
+    async def freeze(self, **options: Any) -> str:
+        """Kill every process and commit the files. Returns the image's id; `options` are those of `commit`."""
+        self.box.gauge.life()  # seen a last time
+        self._drop_streams()
+        self._service = None
+        self._disk = DiskBudget(self._limits.disk_bytes)
+        try:
+            await self.box.kill()
+        except SandboxError as error:
+            raise await self._blame(error) from error
+        made: dict[str, Any] = await self._call("commit", lambda api: api.commit(self.box.container, **options))
+        return "sha256:" + str(made["Id"]).removeprefix("sha256:")
+
+    def _drop_streams(self) -> None:
+        for session in self._sessions.values():
+            session.shell.close()
+        self._sessions.clear()
+        self._interrupted.clear()
+        if self._service is not None:
+            self._service.process.stream.close()
+        self.box.detach()
+
+    async def _shell(self, name: str) -> tuple[Shell, bool]:
+        """A shell that answers, and whether it had to be started anew because the last one had ended."""
+        self._require_open()
+        session = self._sessions.get(name)
+        if session is not None and name in self._interrupted:
+            await self._interrupt(name, session.shell, session.shell.answer)
+        if session is not None and session.shell.alive:
+            return session.shell, False
+        if session is not None:
+            await self._ended(name)
+        return await self._reopen(name), session is not None
+
+    async def _open(self, name: str) -> Shell:
+        service = self._origin.service
+        user = service.user if name == _HEALTH and service is not None else self._origin.user
+        session = await self.box.session(workdir=self._origin.workdir, user=user)
+        if name == MAIN and self._origin.shell_state and not await self._restored(session.shell):
+            # a state on which the shell ends or hangs (a model can make one) is left out
+            await self.box.order(scripts.kill_shell(session.shell.pid))
+            session.shell.close()
+            self._origin = replace(self._origin, shell_state="")
+            session = await self.box.session(workdir=self._origin.workdir, user=self._origin.user)
+        self._sessions[name] = session
+        return session.shell
+
+    async def _restored(self, shell: Shell) -> bool:
+        answer = shell.begin(scripts.restore(self._origin.shell_state))
+        return await within(asyncio.shield(answer), _CAPTURE_TIMEOUT_S) and answer.result() is not None
+
+    async def _reopen(self, name: str) -> Shell:
+        """A new shell in the same files: perhaps after killing what leaves no room for one."""
+        try:
+            return await self._open(name)
+        except SandboxStartError:
+            await self._require_running()
+            await self.box.order(scripts.kill("KILL", Moment(), spared=self._others(name)))
+        try:
+            return await self._open(name)
+        except SandboxStartError as error:
+            # the same machinery started on these layers before; does it still, without this one's writes?
+            healthy = await self._host.starts(self._origin)
+            raise self._lose("no shell starts in its files any more", by_agent=healthy, reason=str(error)) from error
+
+    async def _ended(self, name: str) -> int | None:
+        """The shell of a session ended: its exit code. Raises `SandboxLost` if it was the whole container."""
+        session = self._sessions.pop(name)
+        self._interrupted.discard(name)
+        if not await self.box.order(":"):  # the container ends as well, and the daemon may not know yet
+            await self.box.settle()
+        await self._require_running()
+        with suppress(SandboxError):
+            return await self.box.exit_code(session.exec_id)
+        return None
+
+    def _require_open(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if self._counters is not None:
+            raise SandboxError(f"{self.id} is closed")
+
+    async def _require_running(self) -> None:
+        """Raises `SandboxLost` with its evidence when the container has ended, or the daemon does not answer."""
+        try:
+            state = await self.box.state()
+        except SandboxError as error:
+            raise await self._blame(error) from error
+        if not state["Running"]:
+            raise await self._blame(None)
+
+    async def _blame(self, error: SandboxError | None) -> SandboxLost:
+        """Who ended it, from what the daemon still knows."""
+        try:
+            state = await self.box.state()
+        except Missing:
+            return self._lose("its container was removed from outside", by_agent=False)
+        except SandboxError as gone:
+            return self._lose("the daemon does not answer", by_agent=False, daemon=str(gone))
+        if state["Running"]:
+            return self._lose("a call of the daemon failed", by_agent=False, daemon=str(error))
+        guilty = by_agent(state, oom_kills_before=self.box.gauge.life().oom_kills or 0)
+        kept = {k: state[k] for k in ("ExitCode", "OOMKilled", "Error")}
+        return self._lose("its container ended", by_agent=guilty, **kept)
+
+    def _lose(self, message: str, *, by_agent: bool, **evidence: object) -> SandboxLost:
+        counts = self.box.gauge.life()
+        evidence |= {"oom_kills": counts.oom_kills, "pids_refused": counts.pids_refused}
+        self._lost = SandboxLost(f"{self.id}: {message}", by_agent=by_agent, evidence=evidence)
+        return self._lost
+
+    async def _call(self, what: str, function: Callable[[Any], T]) -> T:
+        """A call of the daemon for the port: the sandbox is lost when it fails. `OSError` is the caller's."""
+        try:
+            return await self.box.call(what, function)
+        except SandboxError as error:
+            raise await self._blame(error) from error
+
+    # --- commands ---------------------------------------------------------------------------------------
+
+    async def _watch(
+        self, shell: Shell, answer: asyncio.Future[Answer | None], timeout_s: float, silence_s: float | None
+    ) -> Stop | None:
+        """Wait for the answer; say why it must end earlier."""
+        deadline = clock.now() + timeout_s
+        look_s, longest_s = _LOOK_S
+        if self._disk.poll_s is not None and self.box.gauge.upper is not None:
+            longest_s = self._disk.poll_s
+        while True:
+            quiet = shell.heard_at + silence_s if silence_s is not None else deadline
+            if await within(asyncio.shield(answer), min(deadline, quiet, clock.now() + look_s) - clock.now()):
+                return None
+            if clock.now() >= deadline:
+                return Stop.TIME
+            if silence_s is not None and clock.now() >= shell.heard_at + silence_s:
+                return Stop.SILENCE
+            if not await self.box.has(shell.pid):  # a background process may hold its stream open
+                shell.close()
+                return None
+            if (stop := await self._disk_stop()) is not None:
+                return stop
+            look_s = min(2 * look_s, longest_s)
+
+    async def _interrupt(self, name: str, shell: Shell, answer: asyncio.Future[Answer | None]) -> None:
+        """End the command of a session: as Ctrl-C would, then by force; at last its shell."""
+        told = name in self._interrupted
+        self._interrupted.discard(name)
+        grace_s = max(self._host.config.kill_grace_s, _TRANSPORT_S)
+        for number in range(1 + _KILL_ROUNDS):
+            if await within(asyncio.shield(answer), 0):
+                return
+            # not twice: a second one could meet the shell as it reads what comes next
+            if number or not told:
+                await self.box.order(self._signal("KILL" if number else "INT", name))
+            if await within(asyncio.shield(answer), max(grace_s / _KILL_ROUNDS, _TRANSPORT_S) if number else grace_s):
+                return
+        await self.box.order(scripts.kill_shell(shell.pid))
+        shell.close()
+
+    def _signal(self, signal: str, name: str) -> str:
+        """For the supervisor: signal the command of a session, and move its shell on."""
+        shell = self._sessions[name].shell
+        if shell.begun is None:  # nothing of it runs yet
+            return scripts.kill_shell(shell.pid, "INT")
+        return scripts.kill(signal, shell.begun, shell=shell.pid, spared=self._others(name))
+
+    def _others(self, name: str) -> list[int]:
+        """Process ids whose sessions and descendants are nobody's business here."""
+        pids = [s.shell.pid for other, s in self._sessions.items() if other != name]
+        return [*pids, self._service.process.pid] if self._service is not None else pids
+
+    async def _probe(self, command: str, timeout_s: float) -> tuple[int | None, str]:
+        """One question of a health check, in a shell of its own."""
+        shell, _ = await self._shell(_HEALTH)
+        sink = HeadTail(self._host.config.output_cap_bytes)
+        answer = shell.run(f"/bin/sh -c {shlex.quote(command)}", sink)
+        if not await within(asyncio.shield(answer), timeout_s):
+            await self._interrupt(_HEALTH, shell, answer)
+            return None, sink.text()
+        heard = answer.result()
+        return (heard.exit_code if heard is not None else None), sink.text()
+
+    async def _capture(self) -> str:
+        """Shell state as bash source. Empty when the shell cannot tell (it was left in a broken state)."""
+        shell, _ = await self._shell(MAIN)
+        answer = shell.begin(scripts.CAPTURE)
+        if not await within(asyncio.shield(answer), _CAPTURE_TIMEOUT_S):
+            return ""
+        heard = answer.result()
+        if heard is None or len(heard.payload) > _STATE_CAP_BYTES:
+            return ""
+        return heard.payload.decode(errors="replace")
+
+    # --- limits and counters ----------------------------------------------------------------------------
+
+    async def _disk_stop(self) -> Stop | None:
+        """Measure what the sandbox may write, where that can be seen from here."""
+        upper = self.box.gauge.upper
+        if upper is None:
+            return None
+        if self._disk.measured(await asyncio.to_thread(usage_bytes, upper, stop_at=self._disk.limit_bytes)):
+            return Stop.DISK
+        try:
+            free = shutil.disk_usage(upper).free
+        except FileNotFoundError:  # removed from outside: its streams tell
+            return None
+        return Stop.HOST_DISK if free < self._host.config.free_disk_bytes else None
+
+    def _disk_message(self, stop: Stop | None) -> str:
+        if stop is not Stop.DISK:
+            return ""
+        limit = (self._disk.limit_bytes or 0) / MIB
+        return f"\nNo space left on device (this sandbox's disk limit of {limit:.0f} MiB is reached)\n"
+
+    def _disk_level(self) -> int | None:
+        return self._disk.used_bytes if self.box.gauge.upper is not None else None

@@ -1,0 +1,129 @@
+"""An image's own main process, started in the files of a fork and asked whether it works.
+
+    launch ─► argv, its output to a tap of its own
+    patience: ask after 10 ms, 20, 40 ... up to interval_s ─► healthy | it ended | out of patience ─► Unhealthy
+
+Law: the service is not a command: nobody interrupts it, and it dies with the sandbox's processes alone. Whether an
+unhealthy one matters is for the caller to say. The pure part is `next_ask_s`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from muster import clock
+from muster.errors import SandboxError, SandboxStartError
+from muster.sandbox.channel import Channel
+from muster.sandbox.port import Service
+from muster.sandbox.session import Session
+from muster.sandbox.supervisor import Child, Supervisor
+from muster.sandbox.tap import Tap
+from muster.types import HealthCheck
+
+FIRST_ASK_S = 0.01
+_DOUBLINGS = 20  # longer than any interval
+_EVIDENCE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unhealthy:
+    """Why a service is not taken for healthy. `exit_code` None: it still runs."""
+
+    reason: str
+    output: str
+    check_output: str
+    exit_code: int | None = None
+
+    def evidence(self) -> dict[str, Any]:
+        return {"service_output": self.output, "check_output": self.check_output, "service_exit": self.exit_code}
+
+
+def next_ask_s(check: HealthCheck, *, asked: int, elapsed_s: float) -> float | None:
+    """Seconds until the check is asked again after `asked` failures; None: it is unhealthy.
+
+    It has as long as it would have with one ask per interval: the start period and `retries` intervals.
+    """
+    left_s = check.start_period_s + check.retries * check.interval_s - elapsed_s
+    if left_s <= 0:
+        return None
+    return min(FIRST_ASK_S * 2.0 ** min(asked, _DOUBLINGS), check.interval_s, left_s)
+
+
+class RunningService:
+    """Made by `launch`."""
+
+    def __init__(self, service: Service, supervisor: Supervisor, child: Child, channel: Channel, tap: Tap) -> None:
+        self._service = service
+        self._supervisor = supervisor
+        self._child = child
+        self._channel: Channel | None = channel
+        self._tap = tap
+
+    @classmethod
+    async def launch(
+        cls, service: Service, supervisor: Supervisor, *, user: str | None, greeting: str
+    ) -> RunningService:
+        """Raises `SandboxStartError`. `greeting`: bash source that runs before it, in its own process."""
+        try:
+            channel = Channel.open(supervisor.root, terminal=False)
+        except OSError as error:
+            raise SandboxStartError(f"the image's service does not start: {error.strerror}") from None
+        tap = Tap(_EVIDENCE_BYTES)
+        tap.add(channel.output)
+        try:
+            channel.write(f"exec 41>&- 42<&-\n{greeting}\nexec {shlex.join(service.command)}")
+            child = await supervisor.launch(channel.id, terminal=None, user=user)
+        except (SandboxError, OSError) as error:
+            tap.close()
+            _leave(channel)
+            raise SandboxStartError(f"the image's service does not start: {error}") from None
+        return cls(service, supervisor, child, channel, tap)
+
+    @property
+    def pid(self) -> int | None:
+        """The host's number; a daemon's own child is elsewhere."""
+        return self._child.pid
+
+    async def wait_healthy(self, asker: Session) -> Unhealthy | None:
+        """Ask until it is healthy (None) or nothing more is to be hoped for. Checks run in the shell `asker`."""
+        try:
+            return await self._ask(asker)
+        finally:
+            self._forget_channel()  # it has read what it was to do
+
+    async def _ask(self, asker: Session) -> Unhealthy | None:
+        check = self._service.check
+        started_s = clock.now()
+        asked = 0
+        said = ""
+        while (pause_s := next_ask_s(check, asked=asked, elapsed_s=clock.now() - started_s)) is not None:
+            await clock.sleep(pause_s)
+            code, said = await asker.ask(f"/bin/sh -c {shlex.quote(check.command)}", check.timeout_s)
+            if code == 0:
+                return None
+            asked += 1
+            ended = await self._supervisor.exit_code(self._child) if self._child.ended.done() else None
+            if ended:  # with 0 it may be a daemon, which lives on
+                return self._unhealthy("it ended", said, ended)
+        return self._unhealthy(f"its check failed {asked} times", said, None)
+
+    def close(self) -> None:
+        self._child.close()
+        self._tap.close()
+        self._forget_channel()
+
+    def _forget_channel(self) -> None:
+        if self._channel is not None:
+            _leave(self._channel)
+            self._channel = None
+
+    def _unhealthy(self, reason: str, said: str, ended: int | None) -> Unhealthy:
+        return Unhealthy(reason=reason, output=self._tap.take().text(), check_output=said, exit_code=ended)
+
+
+def _leave(channel: Channel) -> None:
+    channel.hide()
+    os.close(channel.source)

@@ -1,0 +1,161 @@
+"""The laws of a run, and those of them that are checked while it goes.
+
+    an attempt starts / ends ─► slots, attribution, versions, budget, ttb (its spans tile its life)
+    a batch reaches the trainer ─► complete, staleness, once
+    weights leave the trainer ─► weights
+    nothing happens for hours ─► liveness
+
+Law: a law is checked against what was handed over, not against what the part that handed it over says of itself. What
+only the record can show (nothing lost, counts add up) is checked in `account`. The first broken law ends the world.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from muster import clock
+from muster.sim.chaos import Chaos
+from muster.sim.fake_engine import logprobs_of
+from muster.sim.scenario import Scenario
+from muster.types import Batch, Cause, Graded, Launch, ReadyGroup, Trajectory, Version
+
+REFERENCE_TOKENS_PER_S = 50.0
+MAX_TOKENS_PER_TURN = 1600
+STALL_S = 6 * 3600.0
+"""Longer than any single thing may take: a verifier's three time-outs, an engine's request deadline, a publication's
+retries. A run in which nothing ended for so long is stuck."""
+
+
+class Law(StrEnum):
+    """What must hold of every run, whatever happens to it."""
+
+    COMPLETE = "complete"  # a batch holds whole groups of graded members, with gradient
+    ATTRIBUTION = "attribution"  # what the world did is never graded
+    COUNTS = "counts"  # every launch ends once, as a trajectory or a drop with a reason
+    VERSIONS = "versions"  # a token's version is the one whose weights made it
+    WEIGHTS = "weights"  # a version number has one set of weights, also after a resume
+    STALENESS = "staleness"  # the bound holds when a batch is trained, also in the first step after a resume
+    ONCE = "once"  # no trajectory is trained in two batches
+    LOST = "lost"  # no group that was collected is forgotten, also over a kill
+    SLOTS = "slots"  # no more live trajectories than slots
+    BUDGET = "budget"  # an attempt's own time ends at its budget
+    SANDBOXES = "sandboxes"  # every sandbox and frozen state is given back
+    LIVENESS = "liveness"  # something happens, and the run ends
+    TTB = "ttb"  # the parts of a TTB sum to it, from spans without gap or overlap
+    CRASH = "crash"  # only the world's failures stop a run, with their cause
+
+
+class LawBroken(Exception):
+    """`at`: the virtual instant, in seconds."""
+
+    def __init__(self, law: Law, message: str) -> None:
+        super().__init__(f"{law} at {clock.now():.3f} s: {message}")
+        self.law = law
+        self.at = clock.now()
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the laws remember over all lives of a world."""
+
+    trained: dict[str, int]  # trajectory -> batch
+    digests: dict[int, str]  # version number -> weights
+
+
+class Laws:
+    """Example: `laws.ended(launch, trajectory)` raises `LawBroken` if the trajectory cannot be true."""
+
+    def __init__(self, scenario: Scenario, chaos: Chaos) -> None:
+        self._scenario = scenario
+        self._chaos = chaos
+        self._seen = _Seen({}, {})
+        self._live: set[str] = set()
+        self.progress_at = clock.now()
+
+    def new_life(self) -> None:
+        """The orchestrator begins again; what was live is not."""
+        self._live.clear()
+        self._chaos.sabotaged.clear()  # a launch that died uncommitted is launched again under the same id
+        self.progress()
+
+    def progress(self) -> None:
+        self.progress_at = clock.now()
+
+    def check(self, law: Law, holds: bool, message: str) -> None:
+        if not holds:
+            raise LawBroken(law, message)
+
+    # --- attempts
+
+    def started(self, launch: Launch) -> None:
+        if launch.id.startswith("g"):  # evaluations have slots of their own
+            self._live.add(launch.id)
+            self.check(Law.SLOTS, len(self._live) <= self._scenario.slots, f"{len(self._live)} are live")
+
+    def gone(self, launch: Launch) -> None:
+        self._live.discard(launch.id)
+
+    def ended(self, launch: Launch, trajectory: Trajectory) -> None:
+        self.progress()
+        sabotaged = launch.id in self._chaos.sabotaged
+        graded = isinstance(trajectory.outcome, Graded)
+        self.check(Law.ATTRIBUTION, not (sabotaged and graded), f"{launch.id} was hit and is {trajectory.outcome}")
+        blamed = trajectory.outcome.cause is Cause.ENGINE_FAILED
+        self.check(Law.ATTRIBUTION, sabotaged or not blamed, f"{launch.id}: no engine failed it")
+        self._versions(trajectory)
+        self._budget(trajectory)
+        self._spans(trajectory)
+
+    def _versions(self, trajectory: Trajectory) -> None:
+        """The fake engine's log-probabilities are a function of the weights: a wrong label does not fit them."""
+        for segment in trajectory.segments:
+            for number in np.unique(segment.versions_T[segment.sampled_T]).tolist():
+                digest = self._seen.digests.get(number)
+                self.check(Law.VERSIONS, digest is not None, f"{trajectory.id}: no version {number} was published")
+                made = logprobs_of(segment.tokens_T, Version(number=number, digest=str(digest)), 1.0)
+                mask = segment.versions_T == number
+                fits = bool(np.array_equal(made[mask], segment.logprobs_T[mask]))
+                self.check(Law.VERSIONS, fits, f"{trajectory.id}: version {number} did not make its tokens")
+
+    def _budget(self, trajectory: Trajectory) -> None:
+        own_s = sum(t.duration_s for t in trajectory.turns) + trajectory.sampled_tokens / REFERENCE_TOKENS_PER_S
+        limit_s = self._scenario.time_budget_s + MAX_TOKENS_PER_TURN / REFERENCE_TOKENS_PER_S + 0.2
+        self.check(Law.BUDGET, own_s <= limit_s, f"{trajectory.id} used {own_s:.1f} s of {limit_s:.1f} s")
+
+    def _spans(self, trajectory: Trajectory) -> None:
+        spans = trajectory.spans
+        edges = [trajectory.started, *(s.end for s in spans)]
+        tiled = all(s.start == edge for s, edge in zip(spans, edges, strict=False))
+        self.check(Law.TTB, tiled and edges[-1] == trajectory.ended, f"{trajectory.id}: its spans leave a gap")
+
+    # --- batches and weights
+
+    def batch(self, batch: Batch) -> None:
+        scenario = self._scenario
+        self.progress()
+        count = len(batch.groups)
+        self.check(Law.COMPLETE, count == scenario.groups_per_batch, f"batch {batch.step} has {count} groups")
+        for group in batch.groups:
+            self._group(group)
+        for member in (m for group in batch.groups for m in group.members):
+            before = self._seen.trained.setdefault(member.id, batch.step)
+            self.check(Law.ONCE, before == batch.step, f"{member.id} was in batch {before}, is in {batch.step}")
+        oldest = min(group.oldest_version for group in batch.groups)
+        lag = batch.step - oldest
+        self.check(Law.STALENESS, 0 <= lag <= scenario.max_lag, f"batch {batch.step} has tokens of version {oldest}")
+
+    def _group(self, group: ReadyGroup) -> None:
+        least = self._scenario.min_group or self._scenario.group_size
+        siblings = {m.id.partition(".")[2].partition("a")[0] for m in group.members}
+        self.check(Law.COMPLETE, len(siblings) >= least, f"{group.id} has {len(siblings)} of {least} siblings")
+        self.check(Law.COMPLETE, len(siblings) == len(group.members), f"{group.id} has a sibling twice")
+        whole = all(m.group_id == group.id and isinstance(m.outcome, Graded) for m in group.members)
+        self.check(Law.COMPLETE, whole and group.has_gradient, f"{group.id} is not graded, or has no gradient")
+
+    def published(self, version: Version) -> None:
+        self.progress()
+        digest = self._seen.digests.setdefault(version.number, version.digest)
+        self.check(Law.WEIGHTS, digest == version.digest, f"version {version.number} has other weights than before")

@@ -1,0 +1,217 @@
+"""One life of the orchestrator in a simulated world: the process that a resume starts and a kill ends.
+
+    Cast (outlives it: replicas, tasks, chaos, laws) + journal ─► Life: scheduler, loops, pool, trainer, rollouts
+
+Law: everything above the ports is what production runs; what is below them is fake, and watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from muster.engine.port import Engine
+from muster.journal import Journal
+from muster.metrics import Metrics
+from muster.orchestrator.dispatch import Dispatcher
+from muster.orchestrator.loops import LoopConfig, Orchestrator, Parts
+from muster.orchestrator.record import JournalSink
+from muster.orchestrator.resume import standing
+from muster.orchestrator.scheduler import SchedulerConfig
+from muster.orchestrator.status import PoolStatus
+from muster.publish.publisher import Publisher, PublisherConfig
+from muster.rollout.agent import Agent, AgentConfig
+from muster.rollout.attempt import Rollout
+from muster.rollout.renderer import Renderer
+from muster.sandbox.config import SandboxConfig
+from muster.sandbox.deadlines import BoundedBackend, DeadlineConfig
+from muster.sandbox.pool import Pool
+from muster.sandbox.port import Snapshot
+from muster.sim import breaks
+from muster.sim.actor import DONE_FILE, Actor, CharTokenizer
+from muster.sim.chaos import Chaos, Fault, stream
+from muster.sim.fake_engine import FakeRates, FakeReplica
+from muster.sim.fake_sandbox import FakeBackend
+from muster.sim.fake_trainer import FakeTrainer, FakeTrainerConfig
+from muster.sim.fake_verifier import FakeVerifier, FakeVerifierFaults
+from muster.sim.faulty_engine import FaultyReplica, Fleet
+from muster.sim.faulty_sandbox import FaultyBackend
+from muster.sim.laws import MAX_TOKENS_PER_TURN, REFERENCE_TOKENS_PER_S, Law, Laws
+from muster.sim.mortal_journal import MortalJournal
+from muster.sim.scenario import Scenario
+from muster.sim.watched import WatchedAttempts, WatchedTrainer
+from muster.tasks.curriculum import Curriculum, CurriculumConfig
+from muster.types import Evaluation, ImageSpec, Limits, Task, VerifierSpec
+from muster.verifier.reward import Problem
+
+Evaluate = Callable[[int], Awaitable[Evaluation]]
+MakeEvaluate = Callable[[Journal, Dispatcher, Engine, Sequence[Task]], Evaluate]
+
+_CANARY = np.array([ord(c) for c in "canary"], np.int32)
+
+
+class Cast:
+    """What a world has before and after any life: its chance, its laws, its engines and its tasks."""
+
+    def __init__(self, scenario: Scenario, make_evaluate: MakeEvaluate, broken: Law | None) -> None:
+        self.scenario = scenario
+        self.make_evaluate = make_evaluate
+        self.broken = broken
+        self.chaos = Chaos(scenario.seed, scenario.rates)
+        self.laws = Laws(scenario, self.chaos)
+        self.tasks = [_task(i) for i in range(scenario.workload.tasks)]
+        rate = scenario.rates.get(Fault.VERIFIER_BROKEN, 0.0)
+        self.unverifiable = {t.id for t in self.tasks[1:] if stream(scenario.seed, t.id).random() < rate}
+        actor = Actor(scenario, self.chaos)
+        self.replicas = [_replica(scenario, i, actor, self.chaos) for i in range(scenario.fleet.replicas)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """What one process holds."""
+
+    journal: MortalJournal
+    backend: FakeBackend
+    pool: Pool
+    scheduler: breaks.BrokenScheduler
+    orchestrator: Orchestrator
+
+
+def begin(cast: Cast, journal: MortalJournal, directory: Path) -> Life:
+    """Start a process where the journal says that the run stands."""
+    world, chaos = cast.scenario, cast.chaos
+    backend = FaultyBackend(FakeBackend(), world, chaos, leaks=cast.broken is Law.SANDBOXES)
+    fleet = world.fleet
+    pool = Pool(
+        BoundedBackend(backend, DeadlineConfig()),
+        SandboxConfig(slots=fleet.sandboxes, warm=fleet.warm, verifier_slots=fleet.verifiers),
+    )
+    schedule, agent = _schedule(world), _agent(world)
+    breaks.settings(cast.broken, schedule, agent)
+    engine = Fleet(cast.replicas, chaos)
+    rollout = Rollout(
+        agent=Agent(engine=engine, renderer=Renderer(CharTokenizer()), config=AgentConfig.model_validate(agent)),
+        pool=pool,
+        verifier=_verifier(cast, backend.inner),
+    )
+    attempts = WatchedAttempts(breaks.BrokenAttempts(rollout, cast.broken), cast.laws)
+    dispatcher = Dispatcher(journal, attempts)
+    here = breaks.standing(cast.broken, standing(journal, directory, {t.id: t for t in cast.tasks}))
+    curriculum = Curriculum(cast.tasks, CurriculumConfig(), stream(world.seed, f"curriculum/{here.submissions}"))
+    if here.curriculum:
+        curriculum.restore(here.curriculum)
+    scheduler = breaks.BrokenScheduler(SchedulerConfig.model_validate(schedule), curriculum, steps=world.steps)
+    scheduler.broken = cast.broken
+    parts = Parts(
+        journal=journal,
+        metrics=Metrics([JournalSink(journal)]),
+        scheduler=scheduler,
+        curriculum=curriculum,
+        dispatcher=dispatcher,
+        trainer=_trainer(cast),
+        publisher=_publisher(cast),
+        engines=tuple(cast.replicas),
+        retire=lambda publication: None,
+        evaluate=cast.make_evaluate(journal, dispatcher, engine, cast.tasks[:2]),
+        prefetch=rollout.prefetch,
+        pool_status=PoolStatus,
+        on_status=lambda status: None,
+        groups_per_batch=world.groups_per_batch,
+        canary=_CANARY,
+        temperature=1.0,
+    )
+    return Life(
+        journal=journal,
+        backend=backend.inner,
+        pool=pool,
+        scheduler=scheduler,
+        orchestrator=Orchestrator(_loop(world), parts, here, directory=directory, seed=world.seed),
+    )
+
+
+def _replica(world: Scenario, index: int, actor: Actor, chaos: Chaos) -> FaultyReplica:
+    fleet = world.fleet
+    rates = FakeRates(
+        prefill_tokens_per_s=fleet.prefill_tokens_per_s,
+        decode_token_s=fleet.decode_token_s,
+        stage_s=fleet.stage_s,
+        capacity=fleet.streams,
+        max_model_len=40_000,
+        cached_sequences=4,
+    )
+    return FaultyReplica(FakeReplica(f"engine{index}", policy=actor.reply, rates=rates), chaos)
+
+
+def _trainer(cast: Cast) -> WatchedTrainer:
+    inner = FakeTrainer(FakeTrainerConfig(step_s=cast.scenario.fleet.step_s))
+    return WatchedTrainer(inner, cast.laws, cast.chaos, forgets=cast.broken is Law.WEIGHTS)
+
+
+def _publisher(cast: Cast) -> Publisher:
+    fleet = cast.scenario.fleet
+    # the canary's own tolerance: fake trainer and fake engine make up different numbers
+    config = PublisherConfig(in_flight=fleet.in_flight, cache=fleet.cache, canary_tolerance=100.0)
+    return Publisher(cast.replicas, config)
+
+
+def _verifier(cast: Cast, backend: FakeBackend) -> FakeVerifier:
+    rates, injected = cast.scenario.rates, cast.chaos.injected
+
+    def score(task: Task, state: Snapshot) -> float | Problem:
+        if task.id in cast.unverifiable:
+            injected[Fault.VERIFIER_BROKEN] += 1
+            return Problem.MISSING
+        return 1.0 if backend.file(state, DONE_FILE) else 0.0
+
+    faults = FakeVerifierFaults(
+        crash=rates.get(Fault.VERIFIER_CRASH, 0.0),
+        hang=rates.get(Fault.VERIFIER_HANG, 0.0),
+        interruption=rates.get(Fault.VERIFIER_LOST, 0.0),
+    )
+    latency_s = cast.scenario.workload.verify_s
+    return FakeVerifier(score, latency_s=latency_s, faults=faults, rng=cast.chaos.rng, injected=injected)
+
+
+def _loop(world: Scenario) -> LoopConfig:
+    return LoopConfig(
+        steps=world.steps,
+        checkpoint_every=world.checkpoint_every,
+        evaluate_every=world.evaluate_every,
+        watch_interval_s=60.0,
+    )
+
+
+def _schedule(world: Scenario) -> dict[str, object]:
+    names = ("groups_per_batch", "group_size", "min_group", "max_lag", "policy", "slots", "max_attempts")
+    return {name: getattr(world, name) for name in names}
+
+
+def _agent(world: Scenario) -> dict[str, object]:
+    return {
+        "prompt": "zero_shot",
+        "temperature": 1.0,
+        "max_turns": 40,
+        "max_tokens_per_turn": MAX_TOKENS_PER_TURN,
+        "max_tokens": 20_000,
+        "max_context_tokens": 30_000,
+        "command_timeout_s": 120.0,
+        "time_budget_s": world.time_budget_s,
+        "reference_tokens_per_s": REFERENCE_TOKENS_PER_S,
+    }
+
+
+def _task(index: int) -> Task:
+    id = f"task{index:02d}"
+    return Task(
+        id=id,
+        instruction=f"Do {id}.",
+        root=Path("/nowhere") / id,
+        image=ImageSpec(),
+        limits=Limits(),
+        verifier=VerifierSpec(tests=Path("/nowhere") / id / "tests"),
+        digest=id,
+        family=f"family{index % 4}",
+    )

@@ -1,0 +1,67 @@
+"""What stands between the orchestrator and the world's parts, so that each hand-over is held against the laws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from muster.errors import TrainerError
+from muster.orchestrator.dispatch import Attempts
+from muster.rollout.spans import SpanRecorder
+from muster.sim.chaos import ATTEMPT, Chaos, Fault
+from muster.sim.fake_trainer import FakeTrainer
+from muster.sim.laws import Laws
+from muster.trainer.port import StepResult
+from muster.types import Batch, Floats, Ints, Launch, Publication, Trajectory
+
+
+class WatchedAttempts:
+    """Implements `orchestrator.dispatch.Attempts`."""
+
+    def __init__(self, inner: Attempts, laws: Laws) -> None:
+        self._inner = inner
+        self._laws = laws
+
+    async def run(self, launch: Launch, spans: SpanRecorder, seed: int | None = None) -> Trajectory:
+        ATTEMPT.set(launch.id)
+        self._laws.started(launch)
+        try:
+            trajectory = await self._inner.run(launch, spans, seed)
+        finally:
+            self._laws.gone(launch)
+        self._laws.ended(launch, trajectory)
+        return trajectory
+
+
+class WatchedTrainer:
+    """Implements `trainer.port.Trainer`. `forgets`: it restores nothing, a broken law for tests."""
+
+    def __init__(self, inner: FakeTrainer, laws: Laws, chaos: Chaos, *, forgets: bool = False) -> None:
+        self._inner = inner
+        self._laws = laws
+        self._chaos = chaos
+        self._forgets = forgets
+
+    async def step(self, batch: Batch) -> StepResult:
+        self._laws.batch(batch)
+        if self._chaos.happens(Fault.TRAINER_FAILURE):
+            raise TrainerError(f"injected at step {batch.step}")
+        return await self._inner.step(batch)
+
+    async def export(self, number: int) -> Publication:
+        publication = await self._inner.export(number)
+        self._laws.published(publication.version)
+        return publication
+
+    async def score(self, sequences: Sequence[Ints], *, temperature: float) -> list[Floats]:
+        return await self._inner.score(sequences, temperature=temperature)
+
+    async def save(self, directory: Path) -> None:
+        await self._inner.save(directory)
+
+    async def restore(self, directory: Path) -> None:
+        if not self._forgets:
+            await self._inner.restore(directory)
+
+    async def close(self) -> None:
+        await self._inner.close()

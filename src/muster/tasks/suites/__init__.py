@@ -1,0 +1,1 @@
+"""Suites of generated tasks in Harbor format: terminal, repo, website, api; five difficulties, two splits."""

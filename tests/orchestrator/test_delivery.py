@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from muster import clock
+from muster.errors import PublicationError
+from muster.journal import EventRow, Journal
+from muster.orchestrator.delivery import Delivery
+from muster.publish.publisher import Publisher, PublisherConfig
+from muster.sim.fake_engine import FakeReplica
+from muster.sim.fake_trainer import FakeTrainer
+from muster.types import Publication
+from orchestrator.world import World
+
+
+class Ground:
+    """One replica, a trainer, and the delivery between them."""
+
+    def __init__(self, *, attempts: int = 3) -> None:
+        self.journal = Journal.in_memory(meta={})
+        self.replica = FakeReplica("engine0", policy=lambda *_: [2])
+        self.retired: list[Publication] = []
+        self.delivery = Delivery(
+            journal=self.journal,
+            trainer=FakeTrainer(),
+            publisher=Publisher([self.replica], PublisherConfig(canary_tolerance=100.0, stage_timeout_s=5.0)),
+            retire=self.retired.append,
+            canary=np.arange(6, dtype=np.int32),
+            temperature=1.0,
+            attempts=attempts,
+        )
+
+    async def stray(self) -> bool:
+        asked = self.delivery.serving
+        return self.delivery.look([await self.replica.statistics()], asked=asked)
+
+
+def on(play: Callable[[Ground], Awaitable[None]], *, attempts: int = 3) -> Ground:
+    async def main() -> Ground:
+        ground = Ground(attempts=attempts)
+        await play(ground)
+        return ground
+
+    return clock.run_virtual(main())
+
+
+def test_a_replica_that_restarted_has_strayed_until_it_is_delivered_to_again() -> None:
+    async def play(ground: Ground) -> None:
+        await ground.delivery.deliver(1, trained_at=clock.now())
+        assert not await ground.stray()
+        ground.replica.crash()
+        ground.replica.restart()
+        assert await ground.stray()
+        await ground.delivery.deliver(1, trained_at=clock.now())
+        assert not await ground.stray()
+
+    on(play)
+
+
+def test_statistics_from_before_a_delivery_say_nothing_after_it() -> None:
+    async def play(ground: Ground) -> None:
+        await ground.delivery.deliver(1, trained_at=clock.now())
+        asked, old = ground.delivery.serving, await ground.replica.statistics()
+        await ground.delivery.deliver(2, trained_at=clock.now())
+        assert not ground.delivery.look([old], asked=asked)
+
+    on(play)
+
+
+def test_a_publication_that_missed_its_deadline_is_tried_again_and_written_down() -> None:
+    async def play(ground: Ground) -> None:
+        ground.replica.hang("stage")
+        (record,) = await ground.delivery.deliver(1, trained_at=clock.now())
+        assert record.latency_s > 5.0
+
+    ground = on(play)
+    assert [e.kind for e in ground.journal.rows(EventRow)] == ["publish_failed"]
+    assert len(ground.retired) == 1
+
+
+def test_one_that_fails_every_time_is_an_error_and_still_retired() -> None:
+    async def play(ground: Ground) -> None:
+        ground.replica.hang("stage")
+        with pytest.raises(PublicationError, match="not staged"):
+            await ground.delivery.deliver(1, trained_at=clock.now())
+        assert len(ground.retired) == 1
+
+    on(play, attempts=1)
+
+
+def test_a_run_whose_replica_restarts_goes_on_with_the_present_weights(tmp_path: Path) -> None:
+    world = World(directory=tmp_path, schedule={"infra_alarm_rate": 1.0, "max_attempts": 6})
+
+    async def main() -> bool | None:
+        def restart() -> None:
+            assert world.engine is not None
+            world.engine.crash()
+            world.engine.restart()
+
+        asyncio.get_running_loop().call_later(4.0, restart)  # while it samples the first batch
+        return await world.run()
+
+    assert clock.run_virtual(main()) is True
+    with world.journal() as journal:
+        assert "republished" in {e.kind for e in journal.rows(EventRow)}
