@@ -140,7 +140,10 @@ async def _audit_all(
 
             async def one(task: Task) -> None:
                 async with ahead:
-                    keep(await auditor.audit(task, on_exploit=lambda: progress.advance(bar)))
+                    found = await auditor.audit(task, on_exploit=lambda: progress.advance(bar))
+                keep(found)
+                if not console.is_terminal:  # a log of its own, where no bar can be drawn
+                    console.print(f"{task.id}: {'sound' if found.sound else 'unsound'}", markup=False)
 
             try:
                 async with asyncio.TaskGroup() as group:

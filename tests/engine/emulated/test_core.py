@@ -233,18 +233,56 @@ def change(driven: Driven, version: Version, cache: CachePolicy) -> None:
     driven.core.resume()
 
 
-@pytest.mark.parametrize("seeds", [range(start, start + 100) for start in range(0, 600, 100)], ids=lambda r: r.start)
-def test_strides_are_exactly_many_single_steps_and_the_books_balance_after_each(seeds: range) -> None:
-    preemptions = 0
-    for seed in seeds:
-        strides, steps = (play(seed, single_steps=single) for single in (False, True))
-        assert strides.completions.keys() == steps.completions.keys()
-        assert not strides.core._live, "every request ends"
-        for name, completion in strides.completions.items():
-            other = steps.completions[name]
-            assert completion.tokens_T.tolist() == other.tokens_T.tolist(), seed
-            assert completion.versions_T.tolist() == other.versions_T.tolist(), seed
-            assert completion.cached_tokens == other.cached_tokens, seed
-            assert strides.ended_at[name] == pytest.approx(steps.ended_at[name], abs=1e-6), seed
-        preemptions += strides.core.preemptions
+def same_by_single_steps(seed: int) -> int:
+    """Play a world in strides and step by step, and compare; returns how often somebody had to give way."""
+    strides, steps = (play(seed, single_steps=single) for single in (False, True))
+    assert strides.completions.keys() == steps.completions.keys()
+    assert not strides.core._live, "every request ends"
+    for name, completion in strides.completions.items():
+        other = steps.completions[name]
+        assert completion.tokens_T.tolist() == other.tokens_T.tolist()
+        assert completion.versions_T.tolist() == other.versions_T.tolist()
+        assert completion.cached_tokens == other.cached_tokens
+        assert strides.ended_at[name] == pytest.approx(steps.ended_at[name], abs=1e-6)
+    return strides.core.preemptions
+
+
+@pytest.mark.parametrize("first", range(0, 600, 100))
+def test_strides_are_exactly_many_single_steps_and_the_books_balance_after_each(first: int) -> None:
+    preemptions = sum(same_by_single_steps(seed) for seed in range(first, first + 100))
     assert preemptions > 5, "memory was short in some"
+
+
+def test_who_gave_way_is_let_in_as_soon_as_it_fits() -> None:
+    """A sibling cached the same tokens meanwhile, so that giving way freed more than was missing."""
+    assert same_by_single_steps(4011) > 0
+
+
+def test_a_row_of_mixed_steps_changes_the_devices_state_once_a_step() -> None:
+    driven = Driven(config())
+    driven.submit("a", prompt(10), 40)
+    driven.run_until(0.1)
+    driven.submit("b", prompt(120, 1), 1)  # two steps beside a's decoding
+    driven.run()
+    states = [i.state for i in driven.core.statistics(driven.core.now, take_intervals=True).intervals]
+    prefill, decode = DeviceState.PREFILL, DeviceState.DECODE
+    assert states == [prefill, decode, prefill, decode]
+
+
+def test_what_is_computed_again_after_a_commit_keeps_its_order() -> None:
+    driven = Driven(config())
+    for seed, name in enumerate("abc"):
+        driven.submit(name, prompt(40, seed), 30)
+    driven.run_until(0.3)
+    publish(driven, CachePolicy.RECOMPUTE)
+    driven.core.begin(driven.core.now)
+    assert [request.id for request in driven.core._batch.running] == ["a", "b", "c"]
+
+
+def test_a_reply_of_one_token_leaves_its_whole_prompt_in_the_cache() -> None:
+    driven = Driven(config())
+    driven.submit("a", prompt(32), 1)
+    driven.run()
+    driven.submit("b", np.concatenate([prompt(32), prompt(10, 1)]), 1)
+    driven.run()
+    assert driven.completions["b"].cached_tokens == 32

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from muster import clock
 from muster.engine.emulated.presets import names, preset, to_toml
+from muster.engine.emulated.replica import EmulatedReplica
 from muster.errors import ConfigError
+from muster.types import Sampling, Session
 
 
 def test_there_are_the_common_pairs() -> None:
@@ -25,10 +30,31 @@ def test_there_are_the_common_pairs() -> None:
 )
 def test_a_presets_rates_are_those_it_was_made_from(name: str, alone: float, full: float, prefill: float) -> None:
     config = preset(name)
-    rows, context = config.max_running, min(1024, config.max_model_len // 2)
-    assert 1 / config.timing.decode_s(1, 1, context) == pytest.approx(alone, rel=0.1)
-    assert rows / config.timing.decode_s(1, rows, rows * context) == pytest.approx(full, rel=0.3)
-    assert 4096 / config.timing.prompt_s(4096, config.max_step_tokens) == pytest.approx(prefill, rel=0.15)
+    context = min(1024, config.max_model_len // 2)
+    assert config.stream_decode_rate(context) == pytest.approx(alone, rel=0.1)
+    assert config.decode_rate(context) == pytest.approx(full, rel=0.3)
+    assert config.prefill_rate() == pytest.approx(prefill, rel=0.15)
+
+
+def test_the_rates_are_what_a_replica_reaches_and_never_exceeds() -> None:
+    config = preset("a100-qwen-7b").model_copy(update={"max_running": 16})
+    reached: dict[str, float] = {}
+
+    async def measure(name: str, requests: int, prompt: int, new: int, tokens: int) -> None:
+        replica = EmulatedReplica("r", config)
+        rng = np.random.default_rng(0)
+        prompts = [rng.integers(3, 1000, prompt).astype(np.int32) for _ in range(requests)]
+        started = clock.now()
+        calls = [replica.generate(p, Sampling(max_tokens=new), Session(id=str(i))) for i, p in enumerate(prompts)]
+        await asyncio.gather(*calls)
+        reached[name] = tokens / (clock.now() - started)
+
+    clock.run_virtual(measure("stream", 1, 1, 500, 500))
+    clock.run_virtual(measure("batch", 16, 1, 500, 16 * 500))
+    clock.run_virtual(measure("prefill", 32, 1024, 1, 32 * 1024))
+    rates = {"stream": config.stream_decode_rate(), "batch": config.decode_rate(), "prefill": config.prefill_rate()}
+    for name, rate in rates.items():
+        assert 0.9 * rate < reached[name] <= rate, name
 
 
 def test_a_preset_is_read_back_from_its_file(tmp_path: Path) -> None:

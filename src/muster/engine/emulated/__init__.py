@@ -4,9 +4,10 @@ Law: what a scheduler, a router or a benchmark can see of a server is emulated e
 prefix cache, cache pressure, preemption, pauses, versions per token); what a token says is made up. Deterministic,
 and on the loop's own clock: a virtual hour of serving costs one timer for every change of the batch.
 
-    port call ─► EmulatedReplica ─┐                      ┌─ radix      which prompt tokens are cached
-    HTTP ─► server.application ───┴► EmulatedEngine ─► core ─ decoding   thousands of steps as one stride
-                                     one timer           └─ timing     seconds of a step from its work
+    port call ─► replica ─┐                ┌─ batch ─┬─ radix      which prompt tokens are cached
+    HTTP ─► serve, chat ──┴► engine ─► core ┤         └─ decoding   thousands of steps as one stride
+                             one timer      ├─ stride ─── timing    seconds of a step from its work
+                                            └─ replies              what a request is answered
 
     presets     named servers, from public figures          calibrate   fits the constants to a live server
 """

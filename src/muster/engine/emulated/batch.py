@@ -113,7 +113,7 @@ class Batch:
         end = self.cache.whole(computed)
         if node.owner is request:
             node = self.cache.shrink(node)
-        elif keep and end > request.path and self.cache.serves(node):
+        elif keep and end > request.path:
             node = self.cache.grow(node, request.sequence[request.path : end])
         self.cache.unlock(node)
         request.node = None

@@ -34,6 +34,18 @@ class EmulatedEngineConfig(BaseModel):
     def blocks(self) -> int:
         return self.kv_capacity_tokens // self.block_tokens
 
+    def stream_decode_rate(self, context: int = 0) -> float:
+        """Tokens a second of one request alone at that context. The highest, for a bound, is at context 0."""
+        return 1 / self.timing.decode_s(1, 1, context)
+
+    def decode_rate(self, context: int = 0) -> float:
+        """Tokens a second of a full batch whose requests have that context each."""
+        return self.max_running / self.timing.decode_s(1, self.max_running, self.max_running * context)
+
+    def prefill_rate(self) -> float:
+        """Prompt tokens a second of short prompts in full steps, when nothing decodes."""
+        return self.max_step_tokens / (self.timing.step_s + self.timing.chunk_s(self.max_step_tokens, 0))
+
     @model_validator(mode="after")
     def _consistent(self) -> EmulatedEngineConfig:
         if self.max_step_tokens < self.max_running:

@@ -215,7 +215,7 @@ class EmulatedCore:
             self._timeline.enter(DeviceState.IDLE, self.now)
             return False
         steps = 1
-        if not chunks and not preempted:  # who had to go may be let in again after one step
+        if not chunks and not preempted:  # what it shares with others was freed: it may fit after one step
             steps = decoding.steps_within(self._batch.free_blocks(), decoding.steps_to_end())
         stride = Stride.of(self.config.timing, self.now, steps, rows, context, chunks)
         (first, at), *self._later = stride.states(self._timeline.state)

@@ -171,7 +171,7 @@ class RadixCache(Generic[Owner]):
                 self.idle += len(leaf.tokens)
                 self._offer(leaf)
             leaf = leaf.parent
-        if not self.serves(node):
+        if node.version != self._current:
             self._prune(node)
 
     def evict(self, tokens: int) -> None:
@@ -191,10 +191,6 @@ class RadixCache(Generic[Owner]):
                 self._offer(leaf)
             else:
                 self._remove(leaf)
-
-    def serves(self, node: Node[Owner]) -> bool:
-        """Whether `node` belongs to the version that is matched now."""
-        return node.version == self._current
 
     def serve(self, version: int) -> None:
         """Only `version` may be matched from now on; forget everything else that nobody runs on."""

@@ -69,8 +69,6 @@ class EmulatedRequest:
 
     def mark(self, version: Version) -> None:
         """Tokens from here on are sampled by `version`."""
-        if self.marks and self.marks[-1][0] == self.made:
-            self.marks.pop()
         self.marks.append((self.made, version))
 
     def completion(self, finish: Finish, replica: str) -> Completion:
