@@ -96,7 +96,10 @@ def audit(
 
 def show(audits: Sequence[TaskAudit], console: Console) -> None:
     """The table, one line of sums, and the targets."""
-    table = Table("task", "verdict", "solution", "doing nothing", "exploits", "earned", "why", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("task", no_wrap=True, min_width=max((len(found.task) for found in audits), default=0))
+    for name in ("verdict", "solution", "doing nothing", "exploits", "earned", "why"):
+        table.add_column(name)
     for found in audits:
         table.add_row(
             found.task,
