@@ -15,8 +15,8 @@ def head(*lines: str) -> bytes:
 
 
 def test_connect_is_a_tunnel() -> None:
-    request = parse(head("CONNECT PyPI.org:443 HTTP/1.1", "Host: pypi.org:443"))
-    assert (request.host, request.port, request.forward) == ("pypi.org", 443, None)
+    request = parse(head("CONNECT Example.org:443 HTTP/1.1", "Host: example.org:443"))
+    assert (request.host, request.port, request.forward) == ("example.org", 443, None)
 
 
 def test_a_request_is_forwarded_in_the_form_for_the_server_and_closes_its_connection() -> None:

@@ -16,8 +16,8 @@ def allowed(root, toml: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return task.limits.egress, task.verifier.egress
 
 
-HOSTS = 'network_mode = "allowlist"\nallowed_hosts = ["PyPI.org.", "*.example.com", "192.0.2.1"]\n'
-NAMED = ("pypi.org", "*.example.com", "192.0.2.1")
+HOSTS = 'network_mode = "allowlist"\nallowed_hosts = ["Example.org.", "*.example.com", "192.0.2.1"]\n'
+NAMED = ("example.org", "*.example.com", "192.0.2.1")
 
 
 @pytest.mark.parametrize(

@@ -176,14 +176,14 @@ def test_later_commands_run_as_the_user(on_images: OnBackend, tmp_path: Path) ->
     image = spec(
         context,
         "FROM x\nRUN echo app:x:1234:1234::/tmp/home:/bin/bash >> /etc/passwd && mkdir -m 777 /tmp/home /work\n"
-        "USER app\nRUN id -u > /work/who; echo $HOME > /work/home\nCOPY --chown=app f /work/f\n",
+        "USER app\nRUN id -u > /job/who; echo $HOME > /job/home\nCOPY --chown=app f /job/f\n",
     )
     (context / "f").write_text("")
 
     async def body(backend: NamespaceBackend) -> None:
         snapshot = await backend.prepare(image)
         assert snapshot.user == "app"
-        assert await output(backend, snapshot, "cat /work/*; stat -c %u /work/*; id -u") == (
+        assert await output(backend, snapshot, "cat /job/*; stat -c %u /job/*; id -u") == (
             "/tmp/home\n1234\n1234\n1234\n1234\n1234\n"
         )
         assert (await backend.prepare(replace(image, user="root"))).user == "root"

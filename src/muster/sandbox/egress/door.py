@@ -79,7 +79,7 @@ class Egress:
     """The proxy of one backend. `opened`: networks that are not public, and may be reached all the same.
 
     Example:
-        door = await egress.open(init_pid, ("pypi.org", "*.debian.org"))
+        door = await egress.open(init_pid, ("example.org", "*.example.net"))
         report = await door.close()
     """
 

@@ -77,7 +77,7 @@ class Entry:
 class Rules:
     """What one sandbox may reach. `opened`: networks beyond the public ones that the operator allows.
 
-    Example: `named(parse(["pypi.org", "*.debian.org", "api.test:8443"]), "pypi.org", 443) == ""`
+    Example: `named(parse(["example.org", "*.example.net", "api.test:8443"]), "example.org", 443) == ""`
     """
 
     entries: tuple[Entry, ...]
