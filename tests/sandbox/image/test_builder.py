@@ -175,7 +175,7 @@ def test_later_commands_run_as_the_user(on_images: OnBackend, tmp_path: Path) ->
     context = tmp_path / "context"
     image = spec(
         context,
-        "FROM x\nRUN echo app:x:1234:1234::/tmp/home:/bin/bash >> /etc/passwd && mkdir -m 777 /tmp/home /work\n"
+        "FROM x\nRUN echo app:x:1234:1234::/tmp/home:/bin/bash >> /etc/passwd && mkdir -m 777 /tmp/home /job\n"
         "USER app\nRUN id -u > /job/who; echo $HOME > /job/home\nCOPY --chown=app f /job/f\n",
     )
     (context / "f").write_text("")
