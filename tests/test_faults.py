@@ -284,7 +284,7 @@ def test_a_verifier_that_crashes_at_random_is_unknown_and_never_trained(tmp_path
     async def score(trajectory: Trajectory, sandbox: Sandbox) -> float:
         calls.append(sandbox.id)
         if len(calls) == 1:
-            raise ConnectionError("judge went away")
+            raise RuntimeError("out of luck")
         return 1.0
 
     ground = Ground(tmp_path, score=score)  # type: ignore[arg-type]

@@ -84,6 +84,26 @@ def test_a_function_that_fails_on_the_control_as_well_is_infrastructure(score: S
     assert (outcome.verdict, outcome.cause) == (Verdict.INFRA, Cause.VERIFIER_FAULT)
 
 
+@pytest.mark.parametrize(
+    ("failures", "verdict", "cause"),
+    [(2, Verdict.SUCCESS, Cause.VERIFIER_PASSED), (99, Verdict.INFRA, Cause.TRANSPORT)],
+)
+def test_a_judge_that_cannot_be_reached_is_asked_again_and_never_the_agents_doing(
+    failures: int, verdict: Verdict, cause: Cause
+) -> None:
+    calls: list[str] = []
+
+    async def score(trajectory: Trajectory, sandbox: Sandbox) -> float:
+        calls.append(sandbox.id)
+        if len(calls) <= failures:
+            raise ConnectionResetError("judge went away")
+        return 1.0
+
+    outcome = grade(score)
+    assert (outcome.verdict, outcome.cause) == (verdict, cause)
+    assert len(calls) == 3
+
+
 def test_a_function_is_found_by_its_name_and_a_wrong_name_says_what_to_write() -> None:
     assert load_score(f"{__name__}:by_answer").__name__ == "by_answer"  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="write module:function"):

@@ -106,6 +106,8 @@ class FunctionVerifier:
             return _problem(Problem.TIMED_OUT, f"no answer in {self._config.score_timeout_s:g} s")
         except (SandboxError, ImageError):
             raise
+        except ConnectionError as error:  # its own judge or network: no agent reaches that, so nobody there is blamed
+            return Attempt(problem=Problem.INTERRUPTED, cause=Cause.TRANSPORT, evidence={"error": repr(error)})
         except Exception as error:  # someone else's code: whatever it raises is its own failure, and is shown
             return _problem(Problem.CRASHED, repr(error))
         if value is None:
