@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from muster.engine.port import EngineStatistics
 from muster.types import (
     Cause,
     Graded,
@@ -22,6 +23,7 @@ from muster.types import (
     Ungraded,
     Verdict,
     VerifierSpec,
+    Version,
 )
 
 
@@ -98,3 +100,22 @@ def make_group(submission: int, rewards: tuple[float, ...] = (1.0, 0.0), *, vers
         for i, r in enumerate(rewards)
     )
     return ReadyGroup(id=id, task_id=task.id, submission=submission, members=members, ready_at=1.0)
+
+
+def make_statistics(
+    *, prompt_tokens: int = 0, cached_tokens: int = 0, preemptions: int = 0, kv_capacity_tokens: int = 1000
+) -> EngineStatistics:
+    return EngineStatistics(
+        replica="engine0",
+        version=Version(number=0, digest="d0"),
+        running=0,
+        waiting=0,
+        capacity=8,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+        recomputed_tokens=0,
+        generated_tokens=0,
+        kv_used_tokens=0,
+        kv_capacity_tokens=kv_capacity_tokens,
+        preemptions=preemptions,
+    )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,3 +123,31 @@ def test_a_copy_in_memory_holds_what_was_committed_and_goes_its_own_way() -> Non
         journal.record(DropRow(id="b", reason="r", at=0.0))
         assert copy.ids(DropRow) == ["a"]
         assert copy.meta()["run"] == "x"
+
+
+@pytest.fixture
+def old(journal: Journal) -> Path:
+    """A journal from before groups and batches had the columns for replay, and from before there were drops."""
+    journal.record(GroupRow(id="g0", task_id="t", submission=0, version=0, admitted_at=1.0, state="ready"))
+    journal.close()
+    with sqlite3.connect(journal.path) as db:
+        for table, column in (("grp", "replayed"), ("grp", "grader"), ("batch", "replayed")):
+            db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+        db.execute("DROP TABLE dropped")
+    db.close()
+    return journal.path
+
+
+def test_what_an_old_run_did_not_record_reads_as_the_default(old: Path) -> None:
+    with Journal.open(old) as journal:
+        (row,) = journal.rows(GroupRow)
+        assert (row.state, row.replayed, row.grader) == ("ready", [], None)
+        assert (journal.rows(DropRow), journal.ids(DropRow), journal.count(DropRow)) == ([], [], 0)
+
+
+def test_an_old_run_that_goes_on_records_the_new_columns(old: Path) -> None:
+    with Journal.open(old, write=True) as journal:
+        (row,) = journal.rows(GroupRow)
+        journal.record(replace(row, replayed=["g7.1"], grader="d"), DropRow(id="a", reason="r", at=0.0))
+        (row,) = journal.rows(GroupRow, "grader = ?", "d")
+        assert row.replayed == ["g7.1"] and row.state == "ready" and journal.ids(DropRow) == ["a"]

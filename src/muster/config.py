@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from muster.engine.config import EmbeddedEngineConfig
 from muster.errors import ConfigError
+from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.loops import LoopConfig
-from muster.orchestrator.scheduler import SchedulerConfig
 from muster.publish.publisher import PublisherConfig
 from muster.rollout.agent import AgentConfig
 from muster.sandbox.config import SandboxConfig

@@ -1,23 +1,31 @@
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import make_group
 from muster.orchestrator.ready_pool import BatchPolicy, ReadyPool
+from muster.orchestrator.staleness import Freshness
+from muster.types import ReadyGroup
 
 
 def pool(policy: BatchPolicy, *, window_fraction: float = 0.3, max_lag: int = 0) -> ReadyPool:
-    return ReadyPool(policy=policy, window_fraction=window_fraction, max_lag=max_lag)
+    return ReadyPool(policy=policy, window_fraction=window_fraction, freshness=Freshness(max_lag))
+
+
+def take(ready: ReadyPool, count: int, unresolved: Collection[int]) -> tuple[ReadyGroup, ...] | None:
+    return ready.take(count, oldest_open=min(unresolved, default=None), open_groups=len(unresolved))
 
 
 def test_a_cohort_waits_for_the_slowest_of_its_submissions() -> None:
     ready = pool("cohort")
     for submission in (1, 2, 3):
         ready.add(make_group(submission))
-    assert ready.take(2, unresolved={0}) is None
+    assert take(ready, 2, {0}) is None
     ready.add(make_group(0))
-    taken = ready.take(2, unresolved=())
+    taken = take(ready, 2, ())
     assert taken is not None
     assert [g.submission for g in taken] == [0, 1]
 
@@ -25,7 +33,7 @@ def test_a_cohort_waits_for_the_slowest_of_its_submissions() -> None:
 def test_greedy_takes_whatever_is_ready() -> None:
     ready = pool("greedy")
     ready.add(make_group(7))
-    taken = ready.take(1, unresolved={0, 1, 2})
+    taken = take(ready, 1, {0, 1, 2})
     assert taken is not None
 
 
@@ -34,8 +42,8 @@ def test_a_window_reaches_past_the_oldest_but_only_so_far() -> None:
     ready.add(make_group(1))
     ready.add(make_group(9))
     unresolved = {0, 2}  # four pending: the window reaches two past submission 0
-    assert ready.take(2, unresolved=unresolved) is None
-    taken = ready.take(1, unresolved=unresolved)
+    assert take(ready, 2, unresolved) is None
+    taken = take(ready, 1, unresolved)
     assert taken is not None
     assert taken[0].submission == 1
 
@@ -44,7 +52,7 @@ def test_groups_beyond_the_lag_are_taken_out() -> None:
     ready = pool("greedy", max_lag=1)
     ready.add(make_group(0, version=0))
     ready.add(make_group(1, version=1))
-    assert [g.submission for g in ready.expire(2)] == [0]
+    assert [(g.submission, reason) for g, reason in ready.expire(2)] == [(0, "too_stale")]
     assert len(ready) == 1
 
 
@@ -60,7 +68,7 @@ def test_a_take_is_all_or_nothing_oldest_first(
     ready = pool(policy)
     for submission in submissions:
         ready.add(make_group(submission))
-    taken = ready.take(count, unresolved=unresolved - submissions)
+    taken = take(ready, count, unresolved - submissions)
     if taken is None:
         assert len(ready) == len(submissions)
         return

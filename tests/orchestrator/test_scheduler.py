@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from factories import failure, infra, make_task, make_trajectory, success
-from muster.orchestrator.scheduler import Assembly, Closed, Group, Scheduler, SchedulerConfig
-from muster.types import Launch, Outcome, Task
+from factories import failure, infra, make_statistics, make_task, make_trajectory, success
+from muster.orchestrator.config import SchedulerConfig
+from muster.orchestrator.groups import Assembly, Closed, Group
+from muster.orchestrator.scheduler import Scheduler
+from muster.types import Batch, Launch, Outcome, Task
 
 
 class Source:
@@ -72,14 +75,13 @@ def test_nothing_is_admitted_beyond_the_last_step() -> None:
     assert len(s.admit().launches) == 4
 
 
-def test_a_group_starts_only_when_all_its_siblings_can() -> None:
-    s = scheduler(slots=2)
+def test_a_free_slot_never_waits_but_started_groups_come_first() -> None:
+    s = scheduler(slots=2, group_size=3)
     first = s.admit().launches
-    assert len(first) == 2
+    assert [x.id for x in first] == ["g000000.0", "g000000.1"]
     end(s, first[0], success())
-    assert s.admit().launches == ()
-    end(s, first[1], failure())
-    assert [x.group_id for x in s.admit().launches] == ["g000001", "g000001"]
+    end(s, first[1], success())
+    assert [x.id for x in s.admit().launches] == ["g000000.2", "g000001.0"]
 
 
 def test_a_group_larger_than_the_slots_still_starts() -> None:
@@ -159,11 +161,11 @@ def test_live_work_of_a_group_that_no_batch_can_take_any_more_is_given_up_at_onc
     assert late == []
     assembly = s.assemble(2.0)
     assert [c.drop_reason for c in assembly.dropped] == ["too_stale"]
-    assert assembly.cancel == (old[1].id,)
+    assert assembly.cancel == {old[1].id: "too_stale"}
     assert s.statistics().live == 1, "its slot is taken until it is gone"
     s.cancelled(old[1].id)
     assert s.statistics().live == 0
-    assert s.assemble(3.0).cancel == ()
+    assert s.assemble(3.0).cancel == {}
 
 
 def test_one_that_ended_while_it_was_being_cancelled_changes_nothing() -> None:
@@ -295,3 +297,152 @@ def test_any_order_of_endings_forms_every_batch_and_loses_nothing(
     assert len(set(ids)) == len(ids)
     assert set(ids).isdisjoint(dropped)
     assert s.statistics().open_groups + s.statistics().ready_groups == 0 or max_lag > 0 or policy == "greedy"
+
+
+# --- over-launching, orders, concurrency -----------------------------------------------------------------
+
+
+def over_launched(**options: Any) -> tuple[Scheduler, dict[str, list[Launch]]]:
+    """Two groups a batch, three launched; the launches by group."""
+    s = scheduler(over_launch=1.5, **options)
+    return s, by_group(s.admit().launches)
+
+
+def by_group(launches: Sequence[Launch]) -> dict[str, list[Launch]]:
+    groups: dict[str, list[Launch]] = {}
+    for launch in launches:
+        groups.setdefault(launch.group_id, []).append(launch)
+    return groups
+
+
+def test_surplus_is_cancelled_the_moment_a_batch_is_assembled() -> None:
+    s, groups = over_launched()
+    assert len(groups) == 3
+    finish_group(s, groups["g000002"], (1.0, 0.0))
+    finish_group(s, groups["g000001"], (1.0, 0.0))
+    assembly = s.assemble(2.0)
+    assert assembly.batch is not None
+    assert [g.id for g in assembly.batch.groups] == ["g000001", "g000002"]
+    assert assembly.dropped == (Closed(group_id="g000000", drop_reason="surplus"),)
+    assert assembly.cancel == {"g000000.0": "surplus", "g000000.1": "surplus"}
+    s.published(1)
+    assert [g.replaces for g in s.admit().groups] == [None, None, None], "what was surplus needs no replacement"
+
+
+def test_surplus_that_is_carried_goes_on_for_the_next_batch() -> None:
+    s, groups = over_launched(surplus="carry", max_lag=1, steps=3, slots=100, policy="greedy")
+    for id in ("g000001", "g000002"):
+        finish_group(s, groups[id], (1.0, 0.0))
+    assembly = s.assemble(2.0)
+    assert assembly.batch is not None
+    assert assembly.dropped == ()
+    finish_group(s, groups["g000000"], (1.0, 0.0))
+    finish_group(s, groups["g000003"], (1.0, 0.0))
+    following = s.assemble(3.0).batch
+    assert following is not None
+    assert [g.id for g in following.groups] == ["g000000", "g000003"]
+
+
+def test_the_tail_is_put_off_and_gets_a_batch_of_its_own() -> None:
+    s, groups = over_launched(surplus="tail", steps=4)
+    version = 0
+    put_off: list[str] = []
+    while len(put_off) < 2:
+        slowest, *others = sorted(groups)
+        put_off.append(groups[slowest][0].task.id)
+        for id in others:
+            finish_group(s, groups[id], (1.0, 0.0), version=version)
+        assembly = s.assemble(2.0)
+        assert [c.drop_reason for c in assembly.dropped] == ["put_off"]
+        for launch_id in assembly.cancel:
+            s.cancelled(launch_id)
+        version += 1
+        s.published(version)
+        groups = by_group(s.admit().launches)
+    assert [launches[0].task.id for launches in groups.values()] == put_off, "no others, and none too many"
+    for launches in groups.values():
+        finish_group(s, launches, (1.0, 0.0), version=version)
+    assert s.assemble(3.0).batch is not None
+    s.published(version + 1)
+    assert len(by_group(s.admit().launches)) == 3
+
+
+def test_a_run_that_resumes_still_tries_what_was_put_off() -> None:
+    s = scheduler(over_launch=1.5, surplus="tail", policy="greedy")
+    tasks = [("g000000", make_task("slow")), ("g000003", make_task("slower"))]
+    s.restore(version=2, assembled=2, submissions=6, ready=(), groups=(), now=0.0, put_off=tasks)
+    admission = s.admit()
+    assert [(g.replaces, g.task.id) for g in admission.groups] == [("g000000", "slow"), ("g000003", "slower")]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"over_launch": 1.5, "policy": "cohort"}, "nothing overtakes"),
+        ({"over_launch": 1.5, "surplus": "carry"}, "max_lag of at least 1"),
+        ({"surplus": "tail", "max_lag": 1}, "max_lag = 0"),
+    ],
+)
+def test_over_launching_that_could_do_nothing_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        SchedulerConfig.model_validate(options)
+
+
+def test_launch_order_takes_first_siblings_of_all_groups_and_refills_last() -> None:
+    s = scheduler(order="launch", slots=1)
+    order: list[str] = []
+    for outcome in (infra(), success(), success(), failure(), failure()):
+        (launch,) = s.admit().launches
+        order.append(launch.id)
+        end(s, launch, outcome)
+    assert order == ["g000000.0", "g000001.0", "g000000.1", "g000001.1", "g000000.0a1"]
+
+
+def test_the_longest_expected_goes_first_within_its_batch() -> None:
+    s = scheduler(order="longest", slots=1)
+    expectation = {"tasks": {"task1": 10.0, "task2": 90.0}, "all": 50.0}
+    s.restore(version=0, assembled=0, submissions=0, ready=(), groups=(), now=0.0, state={"expectation": expectation})
+    assert [x.id for x in s.admit().launches] == ["g000001.0"]
+    assert [x.id for x in s.upcoming(9)] == ["g000001.1", "g000000.0", "g000000.1"]
+
+
+def test_batches_given_back_open_again_and_are_filled_from_what_is_ready() -> None:
+    s = scheduler(max_lag=1, policy="greedy", slots=100, steps=3)
+    groups = by_group(s.admit().launches)
+    batches: list[Batch] = []
+    for first in (0, 2):
+        for id in (f"g{first:06d}", f"g{first + 1:06d}"):
+            finish_group(s, groups[id], (1.0, 0.0))
+        batch = s.assemble(float(first + 1)).batch
+        assert batch is not None
+        batches.append(batch)
+    closed = s.give_back(batches, {"g000000": "diverged"})
+    assert closed == (Closed(group_id="g000000", drop_reason="diverged"),)
+    again = s.assemble(9.0).batch
+    assert again is not None
+    assert (again.step, again.opened_at, again.ready_at) == (0, 0.0, 9.0)
+    assert [g.id for g in again.groups] == ["g000001", "g000002"]
+    assert [g.replaces for g in s.admit().groups] == ["g000000"]
+
+
+def test_a_measured_distance_ends_groups_that_the_lag_would_still_allow() -> None:
+    s = scheduler(max_lag=3, max_divergence=0.1, policy="greedy", slots=100)
+    groups = by_group(s.admit().launches)
+    for id in ("g000000", "g000001"):
+        finish_group(s, groups[id], (1.0, 0.0))
+    end(s, groups["g000002"][0], success())
+    assert s.assemble(1.0).batch is not None
+    s.moved(1, 0.3)
+    assembly = s.assemble(2.0)
+    assert [(c.group_id, c.drop_reason) for c in assembly.dropped] == [("g000002", "diverged")]
+    assert assembly.cancel == {"g000002.1": "diverged"}
+
+
+def test_fewer_are_live_when_the_cache_does_not_hold_them() -> None:
+    s = scheduler(slots=8, groups_per_batch=8, concurrency={"policy": "memory", "least": 2})
+    launches = s.admit().launches
+    s.observe([make_statistics(kv_capacity_tokens=20)], now=1.0)
+    tokens = sum(len(segment.tokens_T) for segment in make_trajectory(launches[0], success()).segments)
+    end(s, launches[0], success())
+    assert s.statistics().limit == int(20 / (tokens / 2))
+    assert s.admit().launches == ()

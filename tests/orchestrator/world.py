@@ -16,11 +16,12 @@ from muster.config import EvaluateConfig
 from muster.evaluate import Evaluator
 from muster.journal import Journal, LaunchRow
 from muster.metrics import Metrics
+from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.dispatch import Dispatcher, derived_seed
 from muster.orchestrator.loops import LoopConfig, Orchestrator, Parts
 from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import standing
-from muster.orchestrator.scheduler import Scheduler, SchedulerConfig
+from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus, RunStatus
 from muster.publish.publisher import Publisher, PublisherConfig
 from muster.rollout.agent import Agent, AgentConfig

@@ -78,7 +78,7 @@ def test_checkpointing_changes_memory_not_gradients(items):
 
 def test_bf16_gradients_point_where_fp32_gradients_point():
     made = random_batch(groups=2, rewards=[1.0, 0.0] * 4, prompt=20, sampled=8)
-    items = sequences(made, {m.id: 1.0 for g in made.groups for m in g.members})
+    items = sequences(made.groups, {m.id: 1.0 for g in made.groups for m in g.members})
     gradients = {}
     for dtype in (torch.float32, torch.bfloat16):
         weights = masters()
@@ -128,4 +128,4 @@ def test_a_long_trunk_is_handled_in_chunks(monkeypatch):
 
 def _long_items():
     made = random_batch(groups=1, prompt=60, sampled=6)
-    return sequences(made, {m.id: 1.0 for g in made.groups for m in g.members})
+    return sequences(made.groups, {m.id: 1.0 for g in made.groups for m in g.members})

@@ -87,13 +87,13 @@ def test_a_plan_is_deterministic(items):
 
 def test_a_shared_prompt_is_computed_once_and_the_last_token_not_at_all():
     made = batch([[trajectory(f"g0.{i}", [segment([7] * 20 + [i, 1], [0] * 20 + [1, 1])], 0.0) for i in range(4)]])
-    (row,) = plan(sequences(made, dict.fromkeys((f"g0.{i}" for i in range(4)), 1.0)), 100)
+    (row,) = plan(sequences(made.groups, dict.fromkeys((f"g0.{i}" for i in range(4)), 1.0)), 100)
     assert len(row) == 20 + 4  # 20 shared, then the first sampled token of each; the second predicts nothing
 
 
 def test_identical_siblings_are_computed_once_and_trained_each():
     made = batch([[trajectory(f"g0.{i}", [segment([5, 6, 7, 8], [0, 0, 1, 1])], 0.0) for i in range(3)]])
-    (row,) = plan(sequences(made, {"g0.0": 1.0, "g0.1": -1.0, "g0.2": 0.5}), 100)
+    (row,) = plan(sequences(made.groups, {"g0.0": 1.0, "g0.1": -1.0, "g0.2": 0.5}), 100)
     assert len(row) == 3 and len(row.targets_N) == 6
     assert sorted(set(row.advantage_N.tolist())) == [-1.0, 0.5, 1.0]
 
@@ -104,12 +104,12 @@ def test_what_siblings_sampled_alike_is_shared_below_the_prompt_too():
     made = batch(
         [[trajectory(f"g0.{i}", [segment(prompt + t + [0], [0] * 10 + [1] * 5)], 0.0) for i, t in enumerate(tails)]]
     )
-    (row,) = plan(sequences(made, dict.fromkeys(["g0.0", "g0.1", "g0.2"], 1.0)), 100)
+    (row,) = plan(sequences(made.groups, dict.fromkeys(["g0.0", "g0.1", "g0.2"], 1.0)), 100)
     assert len(row) == 10 + 5 + 4
 
 
 def test_packing_saves_most_of_the_tokens_of_a_group():
     made = random_batch(groups=1, rewards=[1.0, 0.0] * 8, prompt=300, sampled=10)
-    items = sequences(made, dict.fromkeys((m.id for m in made.groups[0].members), 1.0))
+    items = sequences(made.groups, dict.fromkeys((m.id for m in made.groups[0].members), 1.0))
     (row,) = plan(items, 4096)
     assert len(row) < sum(len(item.data) for item in items) / 8

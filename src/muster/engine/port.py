@@ -79,6 +79,7 @@ class EngineStatistics:
     generated_tokens: int
     kv_used_tokens: int
     kv_capacity_tokens: int
+    preemptions: int = 0  # requests that lost their place for want of memory, and were computed again
     intervals: tuple[DeviceInterval, ...] = ()
 
 

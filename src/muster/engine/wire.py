@@ -230,6 +230,7 @@ def statistics_to_prometheus(statistics: EngineStatistics) -> str:
         "vllm:generation_tokens_total": s.generated_tokens,
         "vllm:prefix_cache_queries_total": s.prompt_tokens,
         "vllm:prefix_cache_hits_total": s.cached_tokens,
+        "vllm:num_preemptions_total": s.preemptions,
         "muster:recomputed_tokens_total": s.recomputed_tokens,
     }
     label = f'{{replica="{s.replica}"}}'

@@ -4,6 +4,7 @@ Law: a fact is committed here before anything counts it. Reports, resume and rep
 process writes; any number may read while it does. A table is a frozen row class; columns are its fields.
 
     launch ─► trajectory | drop          every launch ends in exactly one of the two
+    keep                                 where a lost one goes on; gone when its sibling has ended
     group  ─► batch ─► step ─► publication
     span (trajectories), device (devices), metric, event, evaluation, checkpoint, session, meta
 
@@ -17,6 +18,7 @@ from muster.journal.rows import (
     DropRow,
     EventRow,
     GroupRow,
+    KeepRow,
     LaunchRow,
     MetricRow,
     Purpose,
@@ -36,6 +38,7 @@ __all__ = [
     "EventRow",
     "GroupRow",
     "Journal",
+    "KeepRow",
     "LaunchRow",
     "MetricRow",
     "Purpose",

@@ -16,6 +16,7 @@ from muster.types import (
     Cause,
     DeviceState,
     Graded,
+    Kept,
     Outcome,
     Span,
     Stage,
@@ -54,6 +55,8 @@ class GroupRow:
     closed_at: float | None = None  # trained or dropped
     step: int | None = None  # the batch that took it
     drop_reason: str | None = None
+    grader: str | None = None  # digest of the task and its verifier when it was admitted; None: not known
+    replayed: list[str] = field(default_factory=list[str])  # earlier successes that it was given, having none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,30 @@ class DropRow:
     reason: str
     at: float
     sampled_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepRow:
+    """Where a sibling that is lost goes on: the last keep point of its attempts. Gone once it has ended.
+
+    own_tokens: sampled by `launch` itself up to there, without those of a point that it continued from.
+    previous: the snapshot that this one replaces, given back once this row is committed.
+    """
+
+    group_id: str
+    sibling: int
+    launch: str
+    at: float
+    snapshot: str
+    own_tokens: int
+    turns: list[dict[str, Any]]
+    segment: bytes
+    previous: str | None = None
+
+    def kept(self) -> Kept:
+        (segment,) = unpack_segments(self.segment)
+        turns = tuple(_turn(t) for t in self.turns)
+        return Kept(launch=self.launch, snapshot=self.snapshot, segment=segment, turns=turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +201,8 @@ class BatchRow:
     trainer_free_at: float
     version: int  # published when it became ready
     groups: list[str]
-    members: list[str]  # trajectory ids that train
+    members: list[str]  # trajectory ids that train, sampled for these groups
+    replayed: list[str] = field(default_factory=list[str])  # verified successes of earlier groups that train again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

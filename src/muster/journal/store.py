@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import MISSING, Field, asdict, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -21,6 +21,7 @@ from muster.journal.rows import (
     DropRow,
     EventRow,
     GroupRow,
+    KeepRow,
     LaunchRow,
     MetricRow,
     Purpose,
@@ -29,7 +30,7 @@ from muster.journal.rows import (
     StepRow,
     TrajectoryRow,
 )
-from muster.types import Evaluation, Graded, PublicationRecord, Trajectory, Turn, Version
+from muster.types import Evaluation, Graded, Kept, Launch, PublicationRecord, Trajectory, Turn, Version
 
 SCHEMA_VERSION = 1
 
@@ -38,6 +39,7 @@ _TABLES: dict[type[Any], tuple[str, str]] = {  # row class -> (table, primary ke
     GroupRow: ("grp", "id"),
     LaunchRow: ("launch", "id"),
     DropRow: ("dropped", "id"),
+    KeepRow: ("keep", "group_id, sibling"),
     TrajectoryRow: ("trajectory", "id"),
     SpanRow: ("span", "owner, start, stage"),
     DeviceRow: ("device", "device, start, state"),
@@ -49,9 +51,14 @@ _TABLES: dict[type[Any], tuple[str, str]] = {  # row class -> (table, primary ke
 }
 _JSON_TABLES = ("publication", "evaluation")  # whole records, by number and name
 
+
+def _columns(row: type[Any]) -> str:
+    return ", ".join(f'"{f.name}"' for f in fields(row))
+
+
 _INSERTS: dict[type[Any], tuple[str, tuple[str, ...]]] = {  # row class -> (statement, its columns)
     row: (
-        f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(fields(row)))})",
+        f"INSERT OR REPLACE INTO {table} ({_columns(row)}) VALUES ({', '.join('?' * len(fields(row)))})",
         tuple(f.name for f in fields(row)),
     )
     for row, (table, _) in _TABLES.items()
@@ -103,9 +110,7 @@ class Journal:
 
     def _create_tables(self, meta: Mapping[str, Any]) -> None:
         with self.transaction():
-            for row, (table, key) in _TABLES.items():
-                columns = ", ".join(f'"{f.name}"' for f in fields(row))
-                self._db.execute(f"CREATE TABLE {table} ({columns}, PRIMARY KEY ({key})) WITHOUT ROWID")
+            self._add_missing()
             for table in (*_JSON_TABLES, "meta"):
                 self._db.execute(f"CREATE TABLE {table} (number, name, data, PRIMARY KEY (number, name))")
             self._db.execute("CREATE INDEX launch_group ON launch (group_id)")
@@ -115,7 +120,10 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, *, write: bool = False) -> Journal:
-        """Open an existing journal; read-only unless `write`."""
+        """Open an existing journal; read-only unless `write`.
+
+        What an earlier Muster did not record reads as the default of the row class.
+        """
         if not path.exists():
             raise UserError(f"{path}: no journal there; is it the directory of a run?")
         try:
@@ -125,6 +133,9 @@ class Journal:
             raise JournalError(f"{path}: not a journal that can be read ({error})") from error
         if schema != SCHEMA_VERSION:
             raise JournalError(f"{path}: schema {schema}, this Muster reads {SCHEMA_VERSION}")
+        if write:
+            with journal.transaction():
+                journal._add_missing()
         return journal
 
     @contextmanager
@@ -152,6 +163,21 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _add_missing(self) -> None:
+        """Create the tables and columns that are not there: all of a new journal, the later ones of an old one."""
+        for row, (table, key) in _TABLES.items():
+            present = self._present(row)
+            if not present:
+                self._db.execute(f"CREATE TABLE {table} ({_columns(row)}, PRIMARY KEY ({key})) WITHOUT ROWID")
+                continue
+            for field in fields(row):
+                if field.name not in present:
+                    self._db.execute(f'ALTER TABLE {table} ADD COLUMN "{field.name}" DEFAULT {_default(field)}')
+
+    def _present(self, row: type[Any]) -> set[str]:
+        """The columns of a row's table in this file; none if there is no such table."""
+        return {name for (_, name, *_) in self._db.execute(f"PRAGMA table_info({_TABLES[row][0]})")}
 
     # writing
 
@@ -185,12 +211,32 @@ class Journal:
             sampled_tokens=trajectory.sampled_tokens,
             prompt_tokens=sum(t.prompt_tokens for t in trajectory.turns),
             cached_tokens=sum(t.cached_tokens for t in trajectory.turns),
-            turns=[{name: getattr(turn, name) for name in _TURN} for turn in trajectory.turns],
+            turns=_turns(trajectory.turns),
             snapshots=list(trajectory.snapshots),
             segments=pack_segments(trajectory.segments),
         )
         spans = (SpanRow(owner=s.owner, stage=str(s.stage), start=s.start, end=s.end) for s in trajectory.spans)
         self.record(row, *spans)
+
+    def record_kept(self, launch: Launch, kept: Kept, *, own_tokens: int, previous: str | None, at: float) -> None:
+        """Commit where the sibling of `launch` goes on if it is lost, in place of where it would have gone on before."""
+        row = KeepRow(
+            group_id=launch.group_id,
+            sibling=launch.sibling,
+            launch=kept.launch,
+            at=at,
+            snapshot=kept.snapshot,
+            own_tokens=own_tokens,
+            turns=_turns(kept.turns),
+            segment=pack_segments((kept.segment,)),
+            previous=previous,
+        )
+        self.record(row)
+
+    def give_up(self, row: type[Any], where: str, *values: Any) -> None:
+        """Delete rows that say what might still be done, once it will not be; `where` as in `rows`."""
+        with self.transaction():
+            self._db.execute(f"DELETE FROM {_TABLES[row][0]} WHERE {where}", values)
 
     def record_publication(self, publication: PublicationRecord) -> None:
         self._record_json("publication", publication.version.number, publication.replica, publication)
@@ -215,19 +261,26 @@ class Journal:
     def rows(self, row: type[Row], where: str = "", *values: Any) -> list[Row]:
         """Rows in key order. `where` is SQL over the row's fields with `?` marks, e.g. `"step >= ?", 3`."""
         table, key = _TABLES[row]
-        names = ", ".join(f'"{f.name}"' for f in fields(row))  # type: ignore[arg-type]
+        present = self._present(row)
+        if not present:
+            return []  # no table for it yet when this journal was made
+        names = ", ".join(f'"{f.name}"' if f.name in present else _default(f) for f in fields(row))  # type: ignore[arg-type]
         clause = f"WHERE {where}" if where else ""
         cursor = self._db.execute(f"SELECT {names} FROM {table} {clause} ORDER BY {key}", values)
         columns = decoders(row)
         return [row(**{name: decode(v) for (name, decode), v in zip(columns, r, strict=True)}) for r in cursor]
 
     def count(self, row: type[Any], where: str = "", *values: Any) -> int:
+        if not self._present(row):
+            return 0
         clause = f"WHERE {where}" if where else ""
         return int(self._db.execute(f"SELECT COUNT(*) FROM {_TABLES[row][0]} {clause}", values).fetchone()[0])
 
     def ids(self, row: type[Any], where: str = "", *values: Any) -> list[str]:
         """The `id` of each row, in key order, without reading the rest of it."""
         table, key = _TABLES[row]
+        if not self._present(row):
+            return []
         clause = f"WHERE {where}" if where else ""
         return [id for (id,) in self._db.execute(f"SELECT id FROM {table} {clause} ORDER BY {key}", values)]
 
@@ -253,6 +306,16 @@ class Journal:
     def _json(self, table: str) -> list[dict[str, Any]]:
         cursor = self._db.execute(f"SELECT data FROM {table} ORDER BY number, name")
         return [json.loads(data) for (data,) in cursor]
+
+
+def _default(field: Field[Any]) -> str:
+    """The SQL literal of what a field reads as in a journal from before there was such a field."""
+    made = field.default_factory() if field.default_factory is not MISSING else field.default
+    assert made is not MISSING, f"a new column needs a default, or the schema number rises: {field.name}"
+    value = encode(made)
+    if value is None:
+        return "NULL"
+    return repr(value) if isinstance(value, int | float) else "'" + str(value).replace("'", "''") + "'"
 
 
 def _publication(data: dict[str, Any]) -> PublicationRecord:

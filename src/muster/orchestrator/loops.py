@@ -28,16 +28,21 @@ from muster.engine.port import Replica
 from muster.errors import MusterError
 from muster.journal import CheckpointRow, DropRow, EventRow, GroupRow, Journal, StepRow
 from muster.metrics import Mean, Metrics, Sum
+from muster.orchestrator import drift
 from muster.orchestrator.delivery import Delivery
 from muster.orchestrator.device import DeviceRecorder
 from muster.orchestrator.dispatch import Dispatcher, derived_seed
+from muster.orchestrator.groups import Admission, Closed
 from muster.orchestrator.record import batch_row, device_rows, group_row, observe_step
 from muster.orchestrator.resume import Standing
-from muster.orchestrator.scheduler import Admission, Closed, Scheduler
+from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus, Progress, RunStatus
 from muster.publish.publisher import Publisher
 from muster.trainer.port import Trainer
 from muster.types import Batch, Cause, DeviceState, Evaluation, Graded, Ints, Launch, Publication, Trajectory, Verdict
+
+PREFETCH = 64
+"""Launches ahead whose sandboxes the pool may warm; it takes as many as it is configured for."""
 
 
 class LoopConfig(BaseModel):
@@ -190,6 +195,9 @@ class Orchestrator:
             ready=standing.ready,
             groups=standing.groups,
             now=now,
+            put_off=standing.put_off,
+            odometer=standing.odometer,
+            state=standing.scheduler,
         ):
             self._record_closed(closed)
 
@@ -210,7 +218,7 @@ class Orchestrator:
         self._record_admission(admission)
         for launch in admission.launches:
             tasks.create_task(self._attempt(launch), name=launch.id)
-        self._p.prefetch(self._p.scheduler.upcoming())
+        self._p.prefetch(self._p.scheduler.upcoming(PREFETCH))
 
     async def _attempt(self, launch: Launch) -> None:
         """Commit, then count, then see what became possible."""
@@ -243,8 +251,8 @@ class Orchestrator:
         assembly = self._p.scheduler.assemble(clock.now())
         for closed in assembly.dropped:
             self._record_closed(closed)
-        for launch_id in assembly.cancel:
-            self._p.dispatcher.cancel(launch_id, "too_stale")
+        for launch_id, reason in assembly.cancel.items():
+            self._p.dispatcher.cancel(launch_id, reason)
         if assembly.batch is not None:
             self._p.journal.record(batch_row(assembly.batch, self._step, trainer_free_at=self._device.since))
             self._batches.append(assembly.batch)
@@ -291,8 +299,10 @@ class Orchestrator:
         with self._p.journal.transaction():
             self._p.journal.record(step, *trained)
             self._p.journal.set_meta("curriculum", self._p.curriculum.state())
+            self._p.journal.set_meta("scheduler", self._p.scheduler.state())
             self._p.metrics.flush(batch.step)
         self._step = batch.step + 1
+        self._p.scheduler.moved(self._step, drift.measured(step))
         await self._publish(trained_at=now)
         self._p.scheduler.published(self._step)
         self._assemble()
@@ -341,6 +351,7 @@ class Orchestrator:
         serving = self._delivery.serving
         statistics = [await engine.statistics() for engine in self._p.engines]
         self._p.journal.record(*device_rows(statistics))
+        self._p.scheduler.observe(statistics, clock.now())
         if self._delivery.look(statistics, asked=serving):
             self._changed.fire()
         self._p.on_status(

@@ -13,23 +13,23 @@ A submission is unresolved while its group is being collected.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from typing import Literal
 
-from muster.orchestrator.staleness import allowed
+from muster.orchestrator.staleness import Freshness, StaleReason, oldest_version
 from muster.types import ReadyGroup
 
 BatchPolicy = Literal["cohort", "window", "fifo", "greedy"]
 
 
 class ReadyPool:
-    """Example: `pool.add(group); pool.expire(step); groups = pool.take(8, unresolved={3, 5})`."""
+    """Example: `pool.add(group); pool.expire(step); groups = pool.take(8, oldest_open=3, open_groups=2)`."""
 
-    def __init__(self, *, policy: BatchPolicy, window_fraction: float, max_lag: int) -> None:
+    def __init__(self, *, policy: BatchPolicy, window_fraction: float, freshness: Freshness) -> None:
         self._policy: BatchPolicy = policy
         self._window_fraction = window_fraction
-        self._max_lag = max_lag
+        self._freshness = freshness
         self._groups: dict[int, ReadyGroup] = {}  # by submission
+        self._oldest: dict[int, int | None] = {}  # version of the group's oldest token; None: nothing sampled
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -42,28 +42,44 @@ class ReadyPool:
     def add(self, group: ReadyGroup) -> None:
         assert group.submission not in self._groups, f"group {group.id} is in the pool already"
         self._groups[group.submission] = group
+        oldest = oldest_version(group.members, default=-1)
+        self._oldest[group.submission] = oldest if oldest >= 0 else None
 
-    def expire(self, step: int) -> list[ReadyGroup]:
-        """Remove and return the groups too stale for batch `step`."""
-        stale = [g for g in self.groups if not allowed(g.members, step, max_lag=self._max_lag)]
-        for group in stale:
-            del self._groups[group.submission]
+    def remove(self, group: ReadyGroup) -> None:
+        """It will not train."""
+        self._take(group.submission)
+
+    def expire(self, step: int) -> list[tuple[ReadyGroup, StaleReason]]:
+        """Remove and return the groups too stale for batch `step`, oldest first, each with the reason."""
+        stale: list[tuple[ReadyGroup, StaleReason]] = []
+        for submission in sorted(self._groups):
+            oldest = self._oldest[submission]
+            reason = self._freshness.verdict(step if oldest is None else oldest, step)
+            if reason is not None:
+                stale.append((self._take(submission), reason))
         return stale
 
-    def take(self, count: int, *, unresolved: Collection[int]) -> tuple[ReadyGroup, ...] | None:
-        """Remove and return the first `count` eligible groups, oldest first; None if there are too few."""
-        reach = self._reach(unresolved)
+    def take(self, count: int, *, oldest_open: int | None, open_groups: int) -> tuple[ReadyGroup, ...] | None:
+        """Remove and return the first `count` eligible groups, oldest first; None if there are too few.
+
+        `oldest_open`: the oldest unresolved submission, None without any; `open_groups`: how many there are.
+        """
+        if len(self._groups) < count:
+            return None
+        reach = self._reach(oldest_open, open_groups)
         eligible = [s for s in sorted(self._groups) if s < reach][:count]
         if len(eligible) < count:
             return None
-        return tuple(self._groups.pop(s) for s in eligible)
+        return tuple(self._take(s) for s in eligible)
 
-    def _reach(self, unresolved: Collection[int]) -> float:
+    def _take(self, submission: int) -> ReadyGroup:
+        del self._oldest[submission]
+        return self._groups.pop(submission)
+
+    def _reach(self, oldest_open: int | None, open_groups: int) -> float:
         """Submissions below this may be taken."""
-        if self._policy == "greedy" or not unresolved:
+        if self._policy == "greedy" or oldest_open is None:
             return math.inf
-        oldest = min(unresolved)
         if self._policy != "window":
-            return oldest
-        pending = len(unresolved) + len(self._groups)
-        return oldest + math.ceil(self._window_fraction * pending)
+            return oldest_open
+        return oldest_open + math.ceil(self._window_fraction * (open_groups + len(self._groups)))

@@ -9,7 +9,7 @@ import numpy as np
 from muster.engine.port import EngineStatistics
 from muster.journal import BatchRow, DeviceRow, GroupRow, Journal, MetricRow
 from muster.metrics import Last, Metrics
-from muster.orchestrator.scheduler import Group
+from muster.orchestrator.groups import Group
 from muster.orchestrator.staleness import lag
 from muster.trainer.port import StepResult
 from muster.types import Batch

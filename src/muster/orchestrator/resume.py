@@ -10,7 +10,7 @@ assembled but never trained go back to being ready groups.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,10 @@ from muster.journal import (
     StepRow,
     TrajectoryRow,
 )
-from muster.orchestrator.scheduler import Group
+from muster.orchestrator import drift
+from muster.orchestrator.drift import Odometer
+from muster.orchestrator.groups import Group
+from muster.orchestrator.scheduler import PUT_OFF
 from muster.types import Batch, Graded, ReadyGroup, Task, Trajectory
 
 
@@ -36,7 +39,8 @@ class Standing:
 
     step: optimiser steps in `checkpoint` (0: the initial weights). version: steps that were ever made.
     redo: the batches between the two. interrupted: launches that a killed process left without an end.
-    orphaned: open groups whose task is no longer in the suite.
+    orphaned: open groups whose task is no longer in the suite. put_off: surplus groups whose task is to be
+    tried again.
     """
 
     step: int = 0
@@ -48,6 +52,9 @@ class Standing:
     submissions: int = 0
     interrupted: tuple[str, ...] = ()
     orphaned: tuple[GroupRow, ...] = ()
+    put_off: tuple[tuple[str, Task], ...] = ()
+    odometer: Odometer = field(default_factory=Odometer)
+    scheduler: dict[str, Any] | None = None
     curriculum: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -72,6 +79,9 @@ def standing(journal: Journal, directory: Path, tasks: Mapping[str, Task]) -> St
         submissions=len(rows),
         interrupted=_interrupted(journal),
         orphaned=tuple(r for r in unfinished if r.task_id not in tasks and r.state == "open"),
+        put_off=_put_off(rows, tasks),
+        odometer=drift.rebuilt(journal.rows(StepRow)),
+        scheduler=journal.meta().get("scheduler"),
         curriculum=journal.meta().get("curriculum", {}),
     )
 
@@ -120,6 +130,13 @@ def _batch(journal: Journal, row: BatchRow) -> Batch:
         opened_at=row.opened_at,
         ready_at=row.ready_at,
     )
+
+
+def _put_off(rows: Sequence[GroupRow], tasks: Mapping[str, Task]) -> tuple[tuple[str, Task], ...]:
+    """Groups that were put off and that no later one has replaced yet, oldest first."""
+    replaced = {r.replaces for r in rows}
+    waiting = (r for r in rows if r.drop_reason == PUT_OFF and r.id not in replaced and r.task_id in tasks)
+    return tuple((r.id, tasks[r.task_id]) for r in waiting)
 
 
 def _interrupted(journal: Journal) -> tuple[str, ...]:

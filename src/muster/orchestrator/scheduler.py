@@ -3,11 +3,12 @@
 Law: all decisions about admission, refills, completion, lag and alarms live here. Plain functions on plain
 state: no clock, no engine, no sandbox, no event loop. The caller passes the time and does what is returned.
 
-    admit()     consumes free slots and allowed lag      produces launches, started groups first
-    ended()     consumes one trajectory                  produces a refill, a ready group, or a dropped one
-    assemble()  consumes ready groups                    produces a batch as soon as enough are eligible, and what to
-                                                         cancel: live work of groups that no batch can take any more
-    published() consumes a version                       unblocks admission
+    admit()      consumes free slots and allowed lag      produces launches, in the order of the line
+    ended()      consumes one trajectory                  produces a refill, a ready group, or a dropped one
+    assemble()   consumes ready groups                    produces a batch as soon as enough are eligible, and what to
+                                                          cancel: live work of groups that no batch will take
+    give_back()  consumes batches that are not trained    returns their groups to the pool, but for the refused ones
+    published()  consumes a version                       unblocks admission
 
 Batch k is trained by version k, and opens when batch k - 1 was assembled. With `max_lag = 0` groups for batch k
 are admitted only once version k is published; with `max_lag = n`, once version k - n is.
@@ -15,56 +16,24 @@ are admitted only once version k is published; with `max_lag = n`, once version 
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-from muster.orchestrator.ready_pool import BatchPolicy, ReadyPool
-from muster.orchestrator.staleness import allowed
+from muster.engine.port import EngineStatistics
+from muster.orchestrator.concurrency import Concurrency
+from muster.orchestrator.config import SchedulerConfig
+from muster.orchestrator.drift import Odometer
+from muster.orchestrator.expectation import Expectation, own_s
+from muster.orchestrator.groups import Admission, Assembly, Closed, Group, SchedulerStatistics
+from muster.orchestrator.line import Line
+from muster.orchestrator.ready_pool import ReadyPool
+from muster.orchestrator.staleness import Freshness
 from muster.types import Batch, Graded, Launch, ReadyGroup, Task, Trajectory, Verdict
 
-
-class SchedulerConfig(BaseModel):
-    """How groups become batches."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    groups_per_batch: int = Field(default=8, ge=1, description="complete groups with gradient in a batch")
-    group_size: int = Field(default=16, ge=2, description="sibling attempts at one task")
-    min_group: int | None = Field(
-        default=None, ge=2, description="graded members a group may train with after refills ran out; default: all"
-    )
-    max_lag: int = Field(
-        default=0, ge=0, description="versions a trained token may lie behind the trainer; 0 is on-policy"
-    )
-    policy: BatchPolicy | None = Field(
-        default=None, description="how a batch picks ready groups; default: cohort when max_lag is 0, else window"
-    )
-    window_fraction: float = Field(
-        default=0.3, gt=0, le=1, description="for policy window: share of pending submissions"
-    )
-    slots: int = Field(default=64, ge=1, description="live trajectories at once")
-    max_attempts: int = Field(default=3, ge=1, description="launches of one sibling, infrastructure refills included")
-    infra_alarm_rate: float = Field(
-        default=0.5,
-        gt=0,
-        le=1,
-        description="share of infrastructure failures among recent trajectories that stops admission",
-    )
-    infra_alarm_window: int = Field(default=64, ge=4, description="recent trajectories that the alarm looks at")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> SchedulerConfig:
-        if self.min_group is not None and self.min_group > self.group_size:
-            raise ValueError(f"min_group ({self.min_group}) is larger than group_size ({self.group_size})")
-        return self
-
-    @property
-    def batch_policy(self) -> BatchPolicy:
-        return self.policy or ("cohort" if self.max_lag == 0 else "window")
+PUT_OFF = "put_off"
+"""Why a group was dropped whose task is tried again, in a batch of only such tasks."""
 
 
 class TaskSource(Protocol):
@@ -75,57 +44,6 @@ class TaskSource(Protocol):
     def record(self, task_id: str, rewards: Sequence[float]) -> None: ...
 
 
-@dataclass(slots=True, kw_only=True)
-class Group:
-    """A group being collected. `members` holds graded siblings; a sibling that is in neither is lost."""
-
-    id: str
-    task: Task
-    submission: int
-    version: int
-    replaces: str | None = None
-    members: dict[int, Trajectory] = field(default_factory=dict[int, Trajectory])
-    launches: dict[int, int] = field(default_factory=dict[int, int])  # of each sibling, so far
-    pending: dict[int, Launch] = field(default_factory=dict[int, Launch])  # launched or waiting for a slot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
-    """A group ended: `ready` has gradient, else `drop_reason` says why it will not train."""
-
-    group_id: str
-    ready: ReadyGroup | None = None
-    drop_reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assembly:
-    """A batch, if enough groups were eligible; the groups found too stale for it; and launches of these to cancel."""
-
-    batch: Batch | None
-    dropped: tuple[Closed, ...] = ()
-    cancel: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
-    """What to start now: new groups (to be recorded first) and launches, in order."""
-
-    groups: tuple[Group, ...] = ()
-    launches: tuple[Launch, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerStatistics:
-    version: int
-    assembled: int  # batches
-    live: int  # trajectories
-    queued: int  # launches waiting for a slot
-    open_groups: int
-    ready_groups: int
-    alarm: str | None
-
-
 class Scheduler:
     """Example: `admission = scheduler.admit()`, run the launches, `scheduler.ended(trajectory, launch, now)`."""
 
@@ -133,15 +51,19 @@ class Scheduler:
         self._config = config
         self._source = source
         self._steps = steps
+        self._freshness = Freshness(config.max_lag, config.max_divergence)
         self._pool = ReadyPool(
-            policy=config.batch_policy,
-            window_fraction=config.window_fraction,
-            max_lag=config.max_lag,
+            policy=config.batch_policy, window_fraction=config.window_fraction, freshness=self._freshness
         )
-        self._groups: dict[str, Group] = {}
-        self._queue: deque[Launch] = deque()  # started groups' launches waiting for a slot
+        self._line = Line(config.order)
+        self._concurrency = Concurrency(config.concurrency, config.slots)
+        self._expectation = Expectation()
+        self._groups: dict[str, Group] = {}  # open ones, in order of submission
         self._live: dict[str, Launch] = {}
         self._replace: deque[str] = deque()  # dropped groups whose replacement is not admitted yet
+        self._put_off: deque[tuple[str, Task]] = deque()  # surplus groups whose task waits for a batch of the long
+        self._long = False  # this batch is one of those
+        self._suspects: dict[str, Group] = {}  # open groups that may have become too stale since the last look
         self._recent: deque[bool] = deque(maxlen=config.infra_alarm_window)  # True: infrastructure failure
         self._submissions = 0
         self._version = 0
@@ -155,26 +77,31 @@ class Scheduler:
         self._opened_at = now
 
     def admit(self) -> Admission:
-        """Start what slots and lag allow. A group starts when all of its siblings can, or when nothing is live."""
+        """Start what slots and lag allow. A free slot never waits: the next group starts when the line is empty."""
         groups: list[Group] = []
         launches = self._fill()
-        while not self._queue and self._wanted() > 0 and self._room_for_group():
+        while self._wanted() > 0 and (self._config.order != "group" or self._free() > 0):
             groups.append(self._open_group())
-            launches += self._fill()
-        return Admission(groups=tuple(groups), launches=tuple(launches))
+            if self._config.order == "group":
+                launches += self._fill()
+        return Admission(groups=tuple(groups), launches=tuple(launches + self._fill()))
 
     def ended(self, trajectory: Trajectory, now: float) -> Closed | None:
         """Take in an ended trajectory. Returns what became of its group, if that is now decided."""
         launch = self._live.pop(trajectory.id)
         self._recent.append(trajectory.outcome.verdict is Verdict.INFRA)
         group = self._groups.get(launch.group_id)
+        if isinstance(trajectory.outcome, Graded):
+            self._expectation.took(launch.task.id, own_s(trajectory))
+            self._concurrency.ended(sum(len(s.tokens_T) for s in trajectory.segments))
         if group is None:
             return None  # dropped while it ended
         del group.pending[launch.sibling]
         if isinstance(trajectory.outcome, Graded):
-            group.members[launch.sibling] = trajectory
+            group.graded(launch.sibling, trajectory)
+            self._suspects[group.id] = group
         elif group.launches[launch.sibling] < self._config.max_attempts:
-            self._enqueue(group, launch.sibling, front=True)
+            self._enqueue(group, launch.sibling)
         return None if group.pending else self._close(group, now)
 
     def cancelled(self, launch_id: str) -> None:
@@ -184,23 +111,52 @@ class Scheduler:
     def assemble(self, now: float) -> Assembly:
         """Form the next batch at the instant it becomes possible: call it after every event."""
         step = self._assembled
-        doomed = self._give_up(step)
-        stale = (*doomed, *(g.id for g in self._pool.expire(step)))
-        dropped = tuple(self._dropped(id, "too_stale") for id in stale)
-        cancel = tuple(x.id for x in self._live.values() if x.group_id in doomed)
-        unresolved = [g.submission for g in self._groups.values()]
-        groups = self._pool.take(self._config.groups_per_batch, unresolved=unresolved)
-        if groups is None or step >= self._steps:
-            return Assembly(batch=None, dropped=dropped, cancel=cancel)
-        batch = Batch(step=step, groups=groups, opened_at=self._opened_at, ready_at=now)
-        self._assembled += 1
-        self._opened_at = now
-        return Assembly(batch=batch, dropped=dropped, cancel=cancel)
+        reasons = {**self._too_stale(step), **{g.id: reason for g, reason in self._pool.expire(step)}}
+        dropped = [self._dropped(id, reason) for id, reason in reasons.items()]
+        groups = None
+        if step < self._steps:
+            oldest = next((g.submission for g in self._groups.values()), None)
+            count = self._config.groups_per_batch
+            groups = self._pool.take(count, oldest_open=oldest, open_groups=len(self._groups))
+        batch = None
+        if groups is not None:
+            batch = Batch(step=step, groups=groups, opened_at=self._opened_at, ready_at=now)
+            surplus = self._opened(step + 1, now)
+            dropped += [Closed(group_id=id, drop_reason=reason) for id, reason in surplus.items()]
+            reasons |= surplus
+        if reasons:
+            self._line.drop(reasons)
+        cancel = {x.id: reasons[x.group_id] for x in self._live.values() if x.group_id in reasons} if reasons else {}
+        return Assembly(batch=batch, dropped=tuple(dropped), cancel=cancel)
+
+    def give_back(self, batches: Sequence[Batch], refused: Mapping[str, str]) -> tuple[Closed, ...]:
+        """Batches, in order, that were assembled and will not be trained as they are: the first of them opens again.
+
+        `refused`: group id -> why it may not train; such groups are dropped and replaced, the others are ready again.
+        """
+        assert batches, "there is something to give back"
+        self._assembled, self._opened_at = batches[0].step, batches[0].opened_at
+        closed: list[Closed] = []
+        for group in (g for batch in batches for g in batch.groups):
+            if group.id in refused:
+                closed.append(self._dropped(group.id, refused[group.id]))
+            else:
+                self._pool.add(group)
+        return tuple(closed)
 
     def published(self, version: int) -> None:
         """Version `version` serves."""
         assert version > self._version, (version, self._version)
         self._version = version
+
+    def moved(self, version: int, rms: float | None) -> None:
+        """The step that made `version` moved the policy by `rms` (see `drift`); None: nobody measured it."""
+        self._freshness.moved(version, rms)
+        self._suspects = dict(self._groups)
+
+    def observe(self, statistics: Sequence[EngineStatistics], now: float) -> None:
+        """What the engines say of themselves: how many trajectories their cache can hold."""
+        self._concurrency.observe(statistics, live=len(self._live), now=now)
 
     def restore(
         self,
@@ -211,19 +167,30 @@ class Scheduler:
         ready: Iterable[ReadyGroup],
         groups: Iterable[Group],
         now: float,
+        put_off: Iterable[tuple[str, Task]] = (),
+        odometer: Odometer | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> list[Closed]:
         """Continue a run whose `groups` were open: their missing siblings are launched ahead of new groups.
 
         The staleness bound is in force from the first step: groups too stale for the next batch are dropped. A
-        group whose last member was committed just before the end is closed. Both are returned.
+        group whose last member was committed just before the end is closed. Both are returned. `state` is what
+        `state()` gave.
         """
         self._version, self._assembled, self._submissions = version, assembled, submissions
+        self._put_off.extend(put_off)
+        self._long = len(self._put_off) >= self._config.groups_per_batch
+        if odometer is not None:
+            self._freshness.odometer = odometer
+        if state is not None:
+            self._expectation.restore(state["expectation"])
         closed: list[Closed] = []
         for group in ready:
             self._pool.add(group)
         for group in groups:
-            if not allowed(group.members.values(), assembled, max_lag=self._config.max_lag):
-                closed.append(self._dropped(group.id, "too_stale"))
+            reason = self._freshness.verdict(group.oldest if group.oldest is not None else assembled, assembled)
+            if reason is not None:
+                closed.append(self._dropped(group.id, reason))
                 continue
             self._groups[group.id] = group
             for sibling in range(self._config.group_size):
@@ -231,6 +198,7 @@ class Scheduler:
                     self._enqueue(group, sibling)
             if not group.pending:
                 closed.append(self._close(group, now))
+        self._suspects = dict(self._groups)
         return closed
 
     # --- reading
@@ -250,16 +218,21 @@ class Scheduler:
     def live(self) -> tuple[Launch, ...]:
         return tuple(self._live.values())
 
-    def upcoming(self) -> tuple[Launch, ...]:
-        """Launches that wait for a slot: their sandboxes can be made ready."""
-        return tuple(self._queue)
+    def upcoming(self, count: int) -> tuple[Launch, ...]:
+        """The next launches that wait for a slot: their sandboxes can be made ready."""
+        return self._line.first(count)
+
+    def state(self) -> dict[str, Any]:
+        """What it learned of tasks, as plain JSON data; groups and batches are in the journal."""
+        return {"expectation": self._expectation.state()}
 
     def statistics(self) -> SchedulerStatistics:
         return SchedulerStatistics(
             version=self._version,
             assembled=self._assembled,
             live=len(self._live),
-            queued=len(self._queue),
+            limit=self._concurrency.limit,
+            queued=len(self._line),
             open_groups=len(self._groups),
             ready_groups=len(self._pool),
             alarm=self.alarm,
@@ -271,39 +244,74 @@ class Scheduler:
         """Groups to admit now, so that all batches within the allowed lag can be filled and none beyond."""
         if self.alarm:
             return 0
-        horizon = min(self._version + self._config.max_lag + 1, self._steps)
-        needed = (horizon - self._assembled) * self._config.groups_per_batch
-        return needed - len(self._pool) - len(self._groups)
+        horizon = min(self._freshness.reach(self._version) + 1, self._steps)
+        return self._needed(horizon - self._assembled) - len(self._pool) - len(self._groups)
 
-    def _room_for_group(self) -> bool:
-        return not self._live or self._config.slots - len(self._live) >= self._config.group_size
+    def _needed(self, batches: int) -> int:
+        """Groups to launch for so many batches."""
+        over = 1.0 if self._long else self._config.over_launch
+        return math.ceil(batches * self._config.groups_per_batch * over)
 
-    def _give_up(self, step: int) -> list[str]:
-        """Open groups with a graded member too old for batch `step`: the others would be sampled for nothing."""
-        max_lag = self._config.max_lag
-        doomed = [g.id for g in self._groups.values() if not allowed(g.members.values(), step, max_lag=max_lag)]
-        if doomed:
-            self._queue = deque(x for x in self._queue if x.group_id not in doomed)
-        for id in doomed:
-            del self._groups[id]
-        return doomed
+    def _free(self) -> int:
+        """Slots that nothing uses or waits for."""
+        return self._concurrency.limit - len(self._live) - len(self._line)
+
+    def _too_stale(self, step: int) -> dict[str, str]:
+        """Close open groups with a graded member too old for batch `step`: the others would be sampled for nothing."""
+        suspects, self._suspects = self._suspects, {}
+        found: dict[str, str] = {}
+        for group in suspects.values():
+            reason = None if group.oldest is None else self._freshness.verdict(group.oldest, step)
+            if reason is not None and self._groups.pop(group.id, None) is not None:
+                found[group.id] = reason
+        return found
+
+    def _opened(self, step: int, now: float) -> dict[str, str]:
+        """Batch `step` opens. Returns the groups that were launched beyond the need of the one before, with why."""
+        self._assembled, self._opened_at = step, now
+        self._suspects = dict(self._groups)
+        surplus = {} if self._config.surplus == "carry" else self._beyond_need()
+        self._long = len(self._put_off) >= self._config.groups_per_batch
+        return surplus
+
+    def _beyond_need(self) -> dict[str, str]:
+        """Close what was over-launched, newest first: the oldest of what is left has cost most."""
+        if self._config.over_launch == 1 or self._long:
+            return {}
+        horizon = min(self._freshness.reach(self._version) + 1, self._steps)
+        excess = len(self._pool) + len(self._groups) - self._needed(max(0, horizon - self._assembled))
+        newest = sorted([*self._pool.groups, *self._groups.values()], key=lambda g: -g.submission)
+        surplus: dict[str, str] = {}
+        for group in reversed(newest[: max(0, excess)]):
+            surplus[group.id] = "surplus"
+            if isinstance(group, ReadyGroup):
+                self._pool.remove(group)
+                continue
+            del self._groups[group.id]
+            if self._config.surplus == "tail":
+                surplus[group.id] = PUT_OFF
+                self._put_off.append((group.id, group.task))
+        return surplus
 
     def _open_group(self) -> Group:
-        task = self._source.next()
+        if self._long and self._put_off:
+            replaces, task = self._put_off.popleft()
+        else:
+            replaces, task = (self._replace.popleft() if self._replace else None), self._source.next()
         group = Group(
             id=f"g{self._submissions:06d}",
             task=task,
             submission=self._submissions,
             version=self._version,
-            replaces=self._replace.popleft() if self._replace else None,
+            replaces=replaces,
         )
         self._submissions += 1
-        self._groups[group.id] = group
         for sibling in range(self._config.group_size):
             self._enqueue(group, sibling)
+        self._groups[group.id] = group
         return group
 
-    def _enqueue(self, group: Group, sibling: int, *, front: bool = False) -> None:
+    def _enqueue(self, group: Group, sibling: int) -> None:
         attempt = group.launches.get(sibling, 0)
         suffix = f"a{attempt}" if attempt else ""
         launch = Launch(
@@ -315,15 +323,18 @@ class Scheduler:
         )
         group.launches[sibling] = attempt + 1
         group.pending[sibling] = launch
-        if front:
-            self._queue.appendleft(launch)
-        else:
-            self._queue.append(launch)
+        ahead = (len(self._pool) + len(self._groups)) // self._config.groups_per_batch
+        self._line.add(
+            launch,
+            batch=self._assembled + ahead,
+            submission=group.submission,
+            expected_s=self._expectation.of(group.task.id),
+        )
 
     def _fill(self) -> list[Launch]:
         launches: list[Launch] = []
-        while self._queue and len(self._live) < self._config.slots and not self.alarm:
-            launch = self._queue.popleft()
+        while len(self._line) and len(self._live) < self._concurrency.limit and not self.alarm:
+            launch = self._line.pop()
             self._live[launch.id] = launch
             launches.append(launch)
         return launches

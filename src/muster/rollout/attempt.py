@@ -10,7 +10,7 @@ machinery failed ends INFRA or UNKNOWN, with its evidence and with the tokens it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -51,22 +51,31 @@ _NOT_YET = Ungraded(verdict=Verdict.UNKNOWN, cause=Cause.EVIDENCE_MISSING)
 
 
 class Rollout:
-    """Runs attempts. Any number at once."""
+    """Runs attempts. Any number at once.
 
-    def __init__(self, *, agent: Player, pool: Pool, verifier: Verifier) -> None:
+    released: called with its session once an attempt has ended, however: nothing more is sampled for it.
+    """
+
+    def __init__(
+        self,
+        *,
+        agent: Player,
+        pool: Pool,
+        verifier: Verifier,
+        released: Callable[[Session], None] = lambda session: None,
+    ) -> None:
         self._agent = agent
         self._pool = pool
         self._verifier = verifier
+        self._released = released
         self._prepared: dict[str, Snapshot] = {}  # by task digest
 
     def prefetch(self, launches: Sequence[Launch]) -> None:
         """Have sandboxes started for launches that will come next, where their image is built already."""
         self._pool.prefetch(
-            [
-                Wanted(snapshot=snapshot, limits=launch.task.limits)
-                for launch in launches
-                if (snapshot := self._prepared.get(launch.task.digest)) is not None
-            ]
+            Wanted(snapshot=snapshot, limits=launch.task.limits)
+            for launch in launches
+            if (snapshot := self._prepared.get(launch.task.digest)) is not None
         )
 
     async def run(self, launch: Launch, spans: SpanRecorder, seed: int | None = None) -> Trajectory:
@@ -83,6 +92,8 @@ class Rollout:
             outcome = after_loss(error)
         except (MusterError, OSError, TimeoutError) as error:
             outcome = boundary(error)
+        finally:
+            self._released(attempt.session)
         return attempt.trajectory(outcome, spans.finish())
 
 
@@ -100,6 +111,10 @@ class _Attempt:
     pristine: Snapshot | None = None
     frozen: list[Snapshot] = field(default_factory=list[Snapshot])
     grades: list[Grade] = field(default_factory=list[Grade])
+
+    @property
+    def session(self) -> Session:
+        return Session(id=self.launch.id, group=self.launch.group_id)
 
     def trajectory(self, outcome: Outcome, spans: Sequence[Span]) -> Trajectory:
         return Trajectory(
@@ -157,8 +172,7 @@ class _Attempt:
         raise AssertionError("the last step returns")
 
     async def _play(self, task: Task, step: str, sandbox: Sandbox) -> _Played:
-        session = Session(id=self.launch.id, group=self.launch.group_id)
-        budget = await self.agent.play(task, self.episode, sandbox, session, self.spans, self.seed)
+        budget = await self.agent.play(task, self.episode, sandbox, self.session, self.spans, self.seed)
         self.spans.enter(Stage.VERIFY)
         self.frozen.append(await sandbox.snapshot())
         return _Played(task=task, step=step, state=self.frozen[-1], budget=budget)

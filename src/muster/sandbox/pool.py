@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -140,8 +140,12 @@ class Pool:
         self._boots_s: deque[float] = deque(maxlen=_BOOT_SAMPLES)
         self._boots = self._warm_hits = self._warm_deaths = 0
 
-    def prefetch(self, wanted: Sequence[Wanted]) -> None:
-        """What will be leased next, in order, once per fork. Replaces the last list; starts without waiting."""
+    def prefetch(self, wanted: Iterable[Wanted]) -> None:
+        """What will be leased next, in order, once per fork. Replaces the last list; starts without waiting.
+
+        Only the beginning is read: what may be warm now, and as many again that take their places.
+        """
+        wanted = list(itertools.islice(wanted, 2 * self._config.warm))
         kinds = [_Kind(w.snapshot.id, w.limits) for w in wanted]
         lane = self._lanes[Lane.AGENT]
         # a fork may still be warming or warm that this list no longer names: forget only what has no fork

@@ -13,8 +13,8 @@ never a failure.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 Kind = Hashable
@@ -52,6 +52,37 @@ class Evict:
 Action = HandOver | Boot | Warm | Evict
 
 
+class Tally:
+    """How many of each kind, and how many in all; each in constant time, however many kinds have come and gone."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Kind, int] = {}
+        self._total = 0
+
+    def __getitem__(self, kind: Kind) -> int:
+        return self._counts.get(kind, 0)
+
+    def __iter__(self) -> Iterator[Kind]:
+        """The kinds of which there are any, those that came first first."""
+        return iter(self._counts)
+
+    def total(self) -> int:
+        return self._total
+
+    def add(self, kind: Kind) -> None:
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        self._total += 1
+
+    def remove(self, kind: Kind) -> None:
+        """One of them; there must be one."""
+        left = self._counts[kind] - 1
+        if left:
+            self._counts[kind] = left
+        else:
+            del self._counts[kind]
+        self._total -= 1
+
+
 class Slots:
     """The state of one lane of the pool. `weigh` gives the memory limit of a kind, in bytes.
 
@@ -74,44 +105,48 @@ class Slots:
         self._weigh = weigh
         self._boot_pause_s = 1 / boots_per_s if boots_per_s else 0.0
         self._next_boot = 0.0
-        self.leased: Counter[Kind] = Counter()
-        self.closing: Counter[Kind] = Counter()
-        self.warm: Counter[Kind] = Counter()
-        self.warming: Counter[Kind] = Counter()
-        self._waiting: deque[tuple[int, Kind]] = deque()
+        self.leased = Tally()
+        self.closing = Tally()
+        self.warm = Tally()
+        self.warming = Tally()
+        self.used_memory_bytes = 0
+        self._waiting: OrderedDict[int, Kind] = OrderedDict()  # by ticket
         self._wanted: list[Kind] = []
 
     # --- events ---------------------------------------------------------------------------------------
 
     def request(self, ticket: int, kind: Kind) -> None:
-        self._waiting.append((ticket, kind))
+        self._waiting[ticket] = kind
 
     def withdraw(self, ticket: int) -> None:
         """The one who waited has gone."""
-        self._waiting = deque(entry for entry in self._waiting if entry[0] != ticket)
+        self._waiting.pop(ticket, None)
 
     def want(self, kinds: Sequence[Kind]) -> None:
         """What comes next, in order, once per fork; replaces what was wanted before."""
         self._wanted = list(kinds)
 
     def warmed(self, kind: Kind, *, failed: bool = False) -> None:
-        self.warming[kind] -= 1
+        self.warming.remove(kind)
         if failed:
+            self._left(kind)
             self._satisfied(kind)  # whoever needs it boots it, and hears why it fails
         else:
-            self.warm[kind] += 1
+            self.warm.add(kind)
 
     def released(self, kind: Kind) -> None:
         """A lease ended; its sandbox is being closed."""
-        self.leased[kind] -= 1
-        self.closing[kind] += 1
+        self.leased.remove(kind)
+        self.closing.add(kind)
 
     def lapsed(self, kind: Kind) -> None:
         """A lease ended that holds no sandbox."""
-        self.leased[kind] -= 1
+        self.leased.remove(kind)
+        self._left(kind)
 
     def closed(self, kind: Kind) -> None:
-        self.closing[kind] -= 1
+        self.closing.remove(kind)
+        self._left(kind)
 
     # --- the decision ---------------------------------------------------------------------------------
 
@@ -120,23 +155,24 @@ class Slots:
         actions: list[Action] = []
         self.wake_at = None
         while self._waiting:
-            ticket, kind = self._waiting[0]
+            ticket, kind = next(iter(self._waiting.items()))
             if self.warm[kind] > 0:
-                self.warm[kind] -= 1
+                self.warm.remove(kind)
                 actions.append(HandOver(ticket=ticket, kind=kind))
             elif self.warming[kind] > 0:
                 break  # its fork is on the way
             elif not self._room(kind):
-                other = next((k for k, n in self.warm.items() if n > 0), None)
+                other = next(iter(self.warm), None)
                 if other is not None and not self.closing.total():
                     self._evict(other, actions)
                 break
             elif not self._may_boot(now):
                 break
             else:
+                self._entered(kind)
                 actions.append(Boot(ticket=ticket))
-            self.leased[kind] += 1
-            self._waiting.popleft()
+            self.leased.add(kind)
+            self._waiting.popitem(last=False)
             self._satisfied(kind)
         if not self._waiting:
             self._prepare(actions, now)
@@ -148,19 +184,11 @@ class Slots:
 
     @property
     def used(self) -> int:
-        return sum(held.total() for held in self._held)
-
-    @property
-    def used_memory_bytes(self) -> int:
-        return sum(self._weigh(kind) * n for held in self._held for kind, n in held.items())
+        return self.leased.total() + self.closing.total() + self.warm.total() + self.warming.total()
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
-
-    @property
-    def _held(self) -> tuple[Counter[Kind], ...]:
-        return (self.leased, self.closing, self.warm, self.warming)
 
     def _room(self, kind: Kind) -> bool:
         if self.used >= self.capacity:
@@ -177,18 +205,28 @@ class Slots:
 
     def _prepare(self, actions: list[Action], now: float) -> None:
         wanted = Counter(self._wanted[: self.warm_limit])
-        for kind in [k for k, n in self.warm.items() if n > wanted[k]]:
+        for kind in [k for k in self.warm if self.warm[k] > wanted[k]]:
             while self.warm[kind] > wanted[kind]:
                 self._evict(kind, actions)
         for kind in wanted:
             while self.warm[kind] + self.warming[kind] < wanted[kind] and self._room(kind) and self._may_boot(now):
-                self.warming[kind] += 1
+                self._entered(kind)
+                self.warming.add(kind)
                 actions.append(Warm(kind=kind))
 
     def _evict(self, kind: Kind, actions: list[Action]) -> None:
-        self.warm[kind] -= 1
-        self.closing[kind] += 1
+        self.warm.remove(kind)
+        self.closing.add(kind)
         actions.append(Evict(kind=kind))
+
+    def _entered(self, kind: Kind) -> None:
+        """One more of that kind is held."""
+        if self.memory_bytes is not None:
+            self.used_memory_bytes += self._weigh(kind)
+
+    def _left(self, kind: Kind) -> None:
+        if self.memory_bytes is not None:
+            self.used_memory_bytes -= self._weigh(kind)
 
     def _satisfied(self, kind: Kind) -> None:
         if kind in self._wanted:

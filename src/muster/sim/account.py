@@ -11,7 +11,7 @@ from collections import Counter
 from itertools import pairwise
 
 from muster.journal import BatchRow, DropRow, GroupRow, Journal, LaunchRow, StepRow, TrajectoryRow
-from muster.orchestrator.scheduler import SchedulerStatistics
+from muster.orchestrator.groups import SchedulerStatistics
 from muster.sim.laws import Law, LawBroken
 
 

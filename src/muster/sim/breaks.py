@@ -15,8 +15,9 @@ import numpy as np
 
 from muster.journal import Purpose
 from muster.orchestrator.dispatch import Attempts
+from muster.orchestrator.groups import Assembly, Closed
 from muster.orchestrator.resume import Standing
-from muster.orchestrator.scheduler import Assembly, Closed, Scheduler
+from muster.orchestrator.scheduler import Scheduler
 from muster.rollout.spans import SpanRecorder
 from muster.sim.laws import Law
 from muster.sim.mortal_journal import MortalJournal

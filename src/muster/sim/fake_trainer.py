@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +19,8 @@ import numpy as np
 from muster import clock
 from muster.errors import ModelError, TrainerError
 from muster.trainer.advantage import AdvantageConfig, batch_advantages
-from muster.trainer.port import StepResult
-from muster.types import Batch, Floats, Ints, Publication, Trajectory, Version
+from muster.trainer.port import Divergence, StepResult
+from muster.types import Batch, Floats, Ints, Publication, ReadyGroup, Trajectory, Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,11 @@ class FakeTrainerConfig:
     token_s: float = 0.0  # per sampled token
     export_s: float = 0.2
     score_s: float = 0.05
+    measure_s: float = 1.0
     checkpoint_s: float = 0.5
     size_bytes: int = 270_000_000
     drift_m2: float = 1e-4  # mean squared log-ratio between consecutive versions
+    samples_drift: bool = True  # whether it measures that after a step
     fails_at: int | None = None  # batch step that raises
 
 
@@ -65,13 +67,18 @@ class FakeTrainer:
             self._weights = hashlib.sha256(told.encode()).hexdigest()
             self._updates += 1
         members = [m for group in batch.groups for m in group.members if advantages[m.id] != 0]
-        divergence = {member.id: self._divergence(member) for member in members}
+        divergence = {member.id: self._divergence(member).k3 for member in members}
         return StepResult(
             step=batch.step,
             duration_s=clock.now() - began,
             metrics=self._metrics(divergence, tokens, moves=moves),
             divergence=divergence,
         )
+
+    async def measure(self, groups: Sequence[ReadyGroup]) -> dict[str, Divergence]:
+        await self._spend(self._config.measure_s)
+        members = [member for group in groups for member in group.members if member.sampled_tokens]
+        return {member.id: self._divergence(member) for member in members}
 
     async def export(self, number: int) -> Publication:
         await self._spend(self._config.export_s)
@@ -113,12 +120,16 @@ class FakeTrainer:
         self._busy_until = max(self._busy_until, clock.now()) + duration_s
         await clock.sleep(self._busy_until - clock.now())
 
-    def _divergence(self, member: Trajectory) -> float:
-        """Root-mean-square log-ratios add up over versions; k3 is about half of their square."""
-        lag = self._version - (member.oldest_version or 0)
-        return 0.5 * self._config.drift_m2 * max(0, lag) ** 2
+    def _divergence(self, member: Trajectory) -> Divergence:
+        """Every step moves the same way, so root-mean-square log-ratios add up; k3 is about half of their square."""
+        versions = [segment.versions_T[segment.sampled_T] for segment in member.segments]
+        lags_N = self._version - np.concatenate(versions) if versions else np.zeros(1)
+        m2 = self._config.drift_m2 * float(np.mean(np.maximum(lags_N, 0) ** 2))
+        return Divergence(k3=m2 / 2, rms=m2**0.5)
 
-    def _metrics(self, divergence: Mapping[str, float], tokens: int, *, moves: bool) -> dict[str, float]:
+    def _metrics(self, divergence: dict[str, float], tokens: int, *, moves: bool) -> dict[str, float]:
+        drift_m2 = self._config.drift_m2 if moves else 0.0
+        drift = {"drift_m2": drift_m2, "drift_k3": drift_m2 / 2}
         k3 = float(np.mean(list(divergence.values()))) if divergence else 0.0
         return {
             "loss": 0.0,
@@ -136,8 +147,7 @@ class FakeTrainer:
             "forward_s": self._config.step_s / 3,
             "optimizer_s": 0.0,
             "updates": float(moves),
-            "drift_m2": self._config.drift_m2 if moves else 0.0,
-            "drift_k3": self._config.drift_m2 / 2 if moves else 0.0,
+            **(drift if self._config.samples_drift or not moves else {}),
         }
 
 

@@ -16,11 +16,11 @@ import numpy as np
 from muster.engine.port import Engine
 from muster.journal import Journal
 from muster.metrics import Metrics
+from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.dispatch import Dispatcher
 from muster.orchestrator.loops import LoopConfig, Orchestrator, Parts
 from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import standing
-from muster.orchestrator.scheduler import SchedulerConfig
 from muster.orchestrator.status import PoolStatus
 from muster.publish.publisher import Publisher, PublisherConfig
 from muster.rollout.agent import Agent, AgentConfig

@@ -11,8 +11,8 @@ from muster.rollout.spans import SpanRecorder
 from muster.sim.chaos import ATTEMPT, Chaos, Fault
 from muster.sim.fake_trainer import FakeTrainer
 from muster.sim.laws import Laws
-from muster.trainer.port import StepResult
-from muster.types import Batch, Floats, Ints, Launch, Publication, Trajectory
+from muster.trainer.port import Divergence, StepResult
+from muster.types import Batch, Floats, Ints, Launch, Publication, ReadyGroup, Trajectory
 
 
 class WatchedAttempts:
@@ -47,6 +47,9 @@ class WatchedTrainer:
         if self._chaos.happens(Fault.TRAINER_FAILURE):
             raise TrainerError(f"injected at step {batch.step}")
         return await self._inner.step(batch)
+
+    async def measure(self, groups: Sequence[ReadyGroup]) -> dict[str, Divergence]:
+        return await self._inner.measure(groups)
 
     async def export(self, number: int) -> Publication:
         publication = await self._inner.export(number)

@@ -99,13 +99,18 @@ CorrectionConfig = Annotated[
 
 
 class DivergenceLimit(BaseModel):
-    """What to do with a sequence that has moved too far, measured exactly, at train time."""
+    """What to do with a sequence that has moved too far, measured exactly, at train time.
+
+    A mean per token: a limit on the ratio of a whole sequence would refuse long ones for being long.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_k3: float = Field(default=0.5, gt=0, description="largest mean k3 of a sequence, in nats")
-    action: Literal["drop", "downweight"] = Field(
-        default="drop", description="drop masks the sequence; downweight scales it by max_k3 / k3"
+    action: Literal["refill", "drop", "downweight"] = Field(
+        default="drop",
+        description="refill replaces its group before the step, if its tokens are stale; drop masks the sequence; "
+        "downweight scales it by max_k3 / k3",
     )
 
 
@@ -165,7 +170,9 @@ def correct(log_ratio_N: Reals, sequence_N: Ints, config: CorrectionConfig) -> C
 
 
 def limit(corrected: Corrected, log_ratio_N: Reals, sequence_N: Ints, config: DivergenceLimit) -> Corrected:
-    """Drop or scale down the sequences whose mean k3 is over the limit."""
+    """Drop or scale down the sequences whose mean k3 is over the limit. Refilling was done before, or not needed."""
+    if config.action == "refill":
+        return corrected
     k3_N = sequence_means(k3(log_ratio_N), sequence_N)[sequence_N]
     over_N = k3_N > config.max_k3
     if config.action == "drop":

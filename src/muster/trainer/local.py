@@ -3,6 +3,7 @@
 Law: decisions about a token's gradient are pure and live elsewhere (`advantage`, `packing`, `policy`); this file puts
 them in order around the weights and keeps count of versions.
 
+    groups ─► log pi of every segment ─► Divergence        kept for the step, until the weights move
     Batch ─advantage─► items ─Step─► StepResult            version: of the weights before the step
     weights ─serving dtype─► digest ─► exporter ─► Publication
 
@@ -23,10 +24,11 @@ from muster.trainer import checkpoint
 from muster.trainer.advantage import batch_advantages
 from muster.trainer.config import TrainerConfig
 from muster.trainer.learner import DTYPES, Learner
+from muster.trainer.measured import Measured, divergences
 from muster.trainer.packing import Item, plan, sequences
-from muster.trainer.port import Exporter, StepResult
+from muster.trainer.port import Divergence, Exporter, StepResult
 from muster.trainer.step import Step, scatter
-from muster.types import Batch, Floats, Ints, Publication, Segment
+from muster.types import Batch, Floats, Ints, Publication, ReadyGroup, Segment
 
 
 class LocalTrainer:
@@ -45,23 +47,40 @@ class LocalTrainer:
         self._temperature = temperature
         self._exporter = exporter
         self._rng = np.random.default_rng(config.seed)
+        self._measured = Measured()  # under the present weights
 
     def step(self, batch: Batch) -> StepResult:
         """Raises `TrainerError` when a gradient is not finite; weights and optimiser are then as before it."""
         started = clock.now()
-        advantages = batch_advantages(batch, self._config.advantage)
-        items = sequences(batch, advantages)
-        step = Step(self.learner, items, version=self._current_version, temperature=self._temperature)
+        members = [member for group in batch.groups for member in group.members]
+        items = sequences(batch.groups, batch_advantages(batch, self._config.advantage))
+        known = self._measured.known(items, members)
+        self._measured.forget()
+        step = Step(self.learner, items, known, version=self._current_version, temperature=self._temperature)
         step.run(self._rng)
         metrics = step.metrics()
         self._stepped = self._stepped or metrics["updates"] > 0
-        ids = [member.id for group in batch.groups for member in group.members]
         return StepResult(
             step=batch.step,
             duration_s=clock.now() - started,
             metrics=metrics,
-            divergence={ids[index]: k3 for index, k3 in step.tally.divergence().items()},
+            divergence={members[index].id: k3 for index, k3 in step.tally.divergence().items()},
         )
+
+    @torch.no_grad()
+    def measure(self, groups: Sequence[ReadyGroup]) -> dict[str, Divergence]:
+        """Exact divergence of every member that sampled a token. What it scores is kept for the step to come."""
+        members = [member for group in groups for member in group.members]
+        items = sequences(groups, dict.fromkeys((member.id for member in members), 0.0))
+        scores = self._measured.known(items, members)
+        missing = [item for item in items if item.segment not in scores]
+        table = [np.zeros(len(item.data), dtype=np.float32) for item in items]
+        for row in plan(missing, self._config.max_tokens_per_row):
+            logprobs_N = self.learner.logprobs(self.learner.compute, row, self._temperature)
+            scatter(table, row, logprobs_N.numpy(force=True))
+        scores |= {item.segment: table[item.segment] for item in missing}
+        self._measured.keep(missing, members, scores)
+        return divergences(items, members, scores)
 
     def export(self, number: int) -> Publication:
         """Publish the present weights as version `number`, in the serving dtype."""
@@ -110,6 +129,7 @@ class LocalTrainer:
         counters = checkpoint.restore(directory, learner.model_config, learner.masters, learner.optimizer)
         learner.updates = counters.updates
         learner.compute.refresh()
+        self._measured.forget()
         self.version, self._stepped = counters.version, counters.stepped
         self._rng.bit_generator.state = counters.random
 

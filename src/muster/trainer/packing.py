@@ -15,12 +15,12 @@ Tokens are shared inside a branch and with its trunk; between branches a shared 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from muster.types import Batch, Bools, Floats, Ints, Segment
+from muster.types import Bools, Floats, Ints, ReadyGroup, Segment
 
 BRANCH_TOKENS = 192
 """A branch is filled with continuations up to this many tokens. Larger branches waste attention on pairs that may
@@ -87,11 +87,11 @@ class Row:
         return len(self.tokens_T)
 
 
-def sequences(batch: Batch, advantages: dict[str, float]) -> list[Item]:
-    """Every segment of the batch that holds a sampled token, with its trajectory's advantage."""
+def sequences(groups: Sequence[ReadyGroup], advantages: Mapping[str, float]) -> list[Item]:
+    """Every segment of the groups that holds a sampled token, with its trajectory's advantage."""
     found: list[Item] = []
     trajectory = 0
-    for group_index, group in enumerate(batch.groups):
+    for group_index, group in enumerate(groups):
         for member in group.members:
             for ordinal, data in enumerate(s for s in member.segments if s.sampled_T.any()):
                 assert not data.sampled_T[0], "a sampled token has a past"

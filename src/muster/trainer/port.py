@@ -1,8 +1,10 @@
 """The trainer port: a batch in, new weights out.
 
+    groups ─measure─► Divergence of each member      (may decide that some are replaced before the step)
     Batch ─step─► StepResult ─export─► Publication ─► publisher
 
-The trainer computes advantages from graded members alone, and measures divergence from its own forward pass.
+The trainer computes advantages from graded members alone, and measures divergence from its own forward pass. What was
+measured is not computed again by a step from the same weights that needs it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,21 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from muster.types import Batch, Floats, Ints, Publication
+from muster.types import Batch, Floats, Ints, Publication, ReadyGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """How far the trainer's policy is from the one that sampled a trajectory: exact, on its own sampled tokens.
+
+    Means per token, so that a long trajectory is not over a limit for being long: `k3` estimates the KL in nats;
+    `rms` is the root-mean-square log-ratio, the unit of the drift odometer.
+
+    Example: `(await trainer.measure(batch.groups))["g000012.3"].k3`
+    """
+
+    k3: float
+    rms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +38,8 @@ class StepResult:
     """What one optimiser step did.
 
     `metrics` holds plain floats: loss, grad_norm, lr, k1, k3, m2, ess, clip_fraction, dropped_fraction,
-    mean_abs_logprob_difference, trained_tokens, forward_tokens, forward_s, optimizer_s.
+    mean_abs_logprob_difference, trained_tokens, forward_tokens, forward_s, optimizer_s, updates; and drift_m2 and
+    drift_k3, how far the step moved the policy, unless it did and no sample was scored to tell.
     `divergence` maps trajectory id to its mean k3 against the weights before this step.
     """
 
@@ -44,6 +61,10 @@ class Trainer(Protocol):
     """Errors: `TrainerError` with its cause; it stops the run."""
 
     async def step(self, batch: Batch) -> StepResult: ...
+
+    async def measure(self, groups: Sequence[ReadyGroup]) -> Mapping[str, Divergence]:
+        """Of every member that sampled a token, by trajectory id, from a forward pass of the present weights."""
+        ...
 
     async def export(self, number: int) -> Publication:
         """Write the current weights, in the serving dtype, where `transport` finds them; whole or not at all."""

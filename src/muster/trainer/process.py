@@ -9,7 +9,7 @@ the error of every call.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,8 +19,8 @@ from muster.errors import TrainerError
 from muster.trainer.config import TrainerConfig
 from muster.trainer.link import Link, open_link
 from muster.trainer.messages import Setup
-from muster.trainer.port import Exporter, StepResult
-from muster.types import Batch, Floats, Ints, Publication
+from muster.trainer.port import Divergence, Exporter, StepResult
+from muster.types import Batch, Floats, Ints, Publication, ReadyGroup
 
 _START_TIMEOUT_S = 120.0
 
@@ -45,6 +45,9 @@ class ProcessTrainer:
 
     async def step(self, batch: Batch) -> StepResult:
         return await self._call("step", batch)
+
+    async def measure(self, groups: Sequence[ReadyGroup]) -> Mapping[str, Divergence]:
+        return await self._call("measure", list(groups))
 
     async def export(self, number: int) -> Publication:
         return await self._call("export", number)

@@ -10,13 +10,13 @@ is taken only when some token has a gradient: momentum alone must not move the w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
 from muster import clock
-from muster.trainer.correction import NO_DIVERGENCE, diagnose
+from muster.trainer.correction import NO_DIVERGENCE, Diagnostics, diagnose
 from muster.trainer.learner import Learner, Update
 from muster.trainer.loss import denominator
 from muster.trainer.packing import Item, Row, plan
@@ -26,30 +26,48 @@ from muster.types import Floats
 
 
 class Step:
-    """Runs updates and remembers what they did. `items` are all sequences of the batch, by segment index."""
+    """Runs updates and remembers what they did. `items` are all sequences of the batch, by segment index.
 
-    def __init__(self, learner: Learner, items: Sequence[Item], *, version: int, temperature: float) -> None:
+    `known`: log-probabilities of some of them under the weights of the start, by segment index.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        items: Sequence[Item],
+        known: Mapping[int, Floats],
+        *,
+        version: int,
+        temperature: float,
+    ) -> None:
         self.tally = Tally(version=version)
         self._learner = learner
         self._config = learner.config
         self._temperature = temperature
         self._items = items
-        self._start = [np.zeros(len(item.data), dtype=np.float32) for item in items]  # log pi at the start
+        self._known = known
+        self._start = [  # log pi at the start
+            known[item.segment] if item.segment in known else np.zeros(len(item.data), dtype=np.float32)
+            for item in items
+        ]
         self._loss_sum = self._denominator = 0.0
         self._updates: list[Update] = []
         self._seconds = dict.fromkeys(("forward_s", "backward_s", "optimizer_s", "drift_s"), 0.0)
-        self._drift = NO_DIVERGENCE
+        self._drift: Diagnostics | None = None  # between the policies before and after
 
     def run(self, rng: np.random.Generator) -> None:
         """Train on every item, in `updates_per_batch` updates over whole groups; then measure the drift."""
         parts = _parts(self._items, self._config.updates_per_batch, rng)
         recorded = len(parts) > 1
         if recorded:
-            for row in self._rows([item for item in self._items if self._has_gradient(item)]):
+            trained = [item for item in self._items if self._has_gradient(item)]
+            for row in self._rows([item for item in trained if item.segment not in self._known]):
                 scatter(self._start, row, self._scores(row))
         for part in parts:
             self._update(part, recorded=recorded)
-        if self._updates and self._config.drift_tokens:
+        if not self._updates:
+            self._drift = NO_DIVERGENCE
+        elif self._config.drift_tokens:
             self._measure_drift(rng)
 
     def metrics(self) -> dict[str, float]:
@@ -59,9 +77,8 @@ class Step:
             "grad_norm": max((u.grad_norm for u in self._updates), default=0.0),
             "lr": max((u.lr for u in self._updates), default=0.0),
             "updates": float(len(self._updates)),
-            "drift_k3": self._drift.k3,
-            "drift_m2": self._drift.m2,
             "unpacked_tokens": float(sum(len(item.data) for item in self._items)),
+            **({} if self._drift is None else {"drift_k3": self._drift.k3, "drift_m2": self._drift.m2}),
             **packed,
             **self._seconds,
         }

@@ -13,7 +13,7 @@ from muster.types.engines import Completion, Evaluation, Publication, Publicatio
 from muster.types.outcomes import Cause, Evidence, Graded, Outcome, Ungraded, Verdict
 from muster.types.spans import DeviceState, Span, Stage
 from muster.types.tasks import Collect, HealthCheck, ImageSpec, Launch, Limits, Task, TaskStep, VerifierSpec
-from muster.types.trajectories import Batch, ReadyGroup, Segment, Trajectory, Turn
+from muster.types.trajectories import Batch, Kept, ReadyGroup, Segment, Trajectory, Turn
 
 __all__ = [
     "UNSAMPLED",
@@ -30,6 +30,7 @@ __all__ = [
     "HealthCheck",
     "ImageSpec",
     "Ints",
+    "Kept",
     "Launch",
     "Limits",
     "Outcome",

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from muster.types.trajectories import Kept
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -130,6 +132,8 @@ class Task:
 class Launch:
     """An order to run one attempt: sibling `sibling` of a group, for the `attempt`-th time.
 
+    kept: where to go on, if an earlier attempt of this sibling was lost; None: from the beginning.
+
     Example: `Launch(id="g000012.3", group_id="g000012", task=task, sibling=3, attempt=0)`
     """
 
@@ -138,3 +142,4 @@ class Launch:
     task: Task
     sibling: int
     attempt: int = 0
+    kept: Kept | None = field(default=None, compare=False)

@@ -54,6 +54,29 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A point between two turns from which an attempt can be continued: its tokens, and its sandbox as it was then.
+
+    launch: which one reached it. snapshot: id of the frozen sandbox. segment and turns: from the beginning of the task,
+    also where `launch` itself continued from an earlier point.
+    """
+
+    launch: str
+    snapshot: str
+    segment: Segment
+    turns: tuple[Turn, ...]
+
+    @property
+    def sampled_tokens(self) -> int:
+        return int(self.segment.sampled_T.sum())
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest policy version among its sampled tokens: a keep point lies after a turn, so there are some."""
+        return int(self.segment.versions_T[self.segment.sampled_T].min())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One attempt at a task, ended.
 

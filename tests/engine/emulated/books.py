@@ -74,11 +74,11 @@ def balanced(core: EmulatedCore) -> None:
     """Everything that the core keeps as running sums is what counting gives, and fits the memory."""
     block = core.config.block_tokens
     held = list(nodes(core))
-    assert core._batch.cache.used == sum(len(n.tokens) for n in held)
-    assert core._batch.cache.idle == sum(len(n.tokens) for n in held if not n.locks)
-    assert all(len(n.tokens) % block == 0 and len(n.tokens) for n in held)
-    assert all(n.children[k].tokens[:block].tobytes() == k for n in held for k in n.children)
-    assert all(n.ready == len(n.tokens) or (n.owner is not None and not n.children and n.locks == 1) for n in held)
+    assert core._batch.cache.used == sum(len(n.run) for n in held)
+    assert core._batch.cache.idle == sum(len(n.run) for n in held if not n.locks)
+    assert all(len(n.run) % block == 0 and len(n.run) for n in held)
+    assert all(n.children[k].run.start(block) == k for n in held for k in n.children)
+    assert all(n.ready == len(n.run) or (n.owner is not None and not n.children and n.locks == 1) for n in held)
     own = 0
     users: dict[int, int] = {}
     for request in core._batch.running:
@@ -89,7 +89,7 @@ def balanced(core: EmulatedCore) -> None:
         node, depth = request.node, 0
         while node is not None and node.parent is not None:
             users[id(node)] = users.get(id(node), 0) + 1
-            depth += len(node.tokens)
+            depth += len(node.run)
             node = node.parent
         assert depth == request.path
     assert own == core._batch.own_blocks

@@ -25,9 +25,9 @@ def cache(block: int = 4) -> Cache:
 def put(radix: Cache, sequence: Ints, *, ready: bool = True) -> Node[str]:
     """Claim the whole blocks of `sequence`, and compute them."""
     match = radix.match(sequence, 0)
-    node = radix.claim(match, sequence[match.cached : radix.whole(len(sequence) - 1)], "owner")
+    node = radix.claim(match, sequence, radix.whole(len(sequence) - 1), "owner")
     if ready:
-        radix.ready(node, len(node.tokens))
+        radix.ready(node, len(node.run))
     return node
 
 

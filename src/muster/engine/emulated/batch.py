@@ -60,7 +60,7 @@ class Batch:
     def place(self, request: Request, tokens: Ints, match: Match[Request]) -> None:
         """Let it in. `tokens` is its sequence, which must fit; the first `match.cached` need no computing."""
         end = self.cache.whole(len(tokens) - 1)
-        request.node = self.cache.claim(match, tokens[match.cached : end], request)
+        request.node = self.cache.claim(match, tokens, end, request)
         request.path, request.filled = end, match.cached
         self.running[request] = None
         self.prefilling[request] = None
@@ -84,7 +84,7 @@ class Batch:
         node = request.node
         assert node is not None, "only what was placed is fed"
         if node.owner is request:
-            self.cache.ready(node, request.filled - (request.path - len(node.tokens)))
+            self.cache.ready(node, request.filled - (request.path - len(node.run)))
         return request.filled == request.length
 
     def join(self, request: Request) -> None:
@@ -114,7 +114,7 @@ class Batch:
         if node.owner is request:
             node = self.cache.shrink(node)
         elif keep and end > request.path:
-            node = self.cache.grow(node, request.sequence[request.path : end])
+            node = self.cache.grow(node, request.part(request.path, end))
         self.cache.unlock(node)
         request.node = None
         del self.running[request]

@@ -73,7 +73,8 @@ class EmulatedCore:
         longest = self.config.max_model_len - 1
         if not 1 <= len(tokens) <= longest:
             raise UserError(f"token_ids: {len(tokens)} tokens; this engine takes 1 to {longest} (max_model_len)")
-        if tokens.min() < 0 or tokens.max() >= self.config.vocabulary:
+        fresh = tokens[self._batch.cache.seen(tokens) :]
+        if len(fresh) and fresh.view(np.uint32).max() >= self.config.vocabulary:  # a negative id is a large one
             raise UserError(f"token_ids: ids must lie in 0..{self.config.vocabulary - 1}")
 
     def submit(
@@ -113,6 +114,7 @@ class EmulatedCore:
             generated_tokens=generated,
             kv_used_tokens=self._batch.used_tokens,
             kv_capacity_tokens=self.config.blocks * self.config.block_tokens,
+            preemptions=self._counters.preemptions,
             intervals=self._timeline.take(now) if take_intervals else (),
         )
 
@@ -378,7 +380,5 @@ def _array(reply: Sequence[int] | Ints) -> Ints:
 
 def _first_of(tokens: Ints, stops: Sequence[int]) -> int | None:
     """Where the first of `stops` is in `tokens`."""
-    if not stops:
-        return None
-    hits = np.flatnonzero(np.isin(tokens, stops))
-    return int(hits[0]) if len(hits) else None
+    hits = [int(at[0]) for stop in stops if len(at := np.flatnonzero(tokens == stop))]
+    return min(hits, default=None)

@@ -64,13 +64,16 @@ class Decoding:
     def blocks_for(self, steps: int) -> int:
         """Blocks that all of them together need for `steps` more tokens each."""
         whole, rest = divmod(steps, self.block)
-        # a length that fills its last block needs a new one with the next step
-        crossing = sum(self._at[(-i - self._steps) % self.block] for i in range(rest))
+        # a length that fills its last block needs a new one with the next step, the one before it a step later, …
+        first = -self._steps % self.block
+        low = first - rest + 1
+        crossing = sum(self._at[max(0, low) : first + 1]) + (sum(self._at[low:]) if low < 0 else 0)
         return whole * self.rows + crossing
 
     def steps_within(self, blocks: int, wanted: int) -> int:
         """The most steps, up to `wanted`, that need no more than `blocks`."""
-        if self.blocks_for(wanted) <= blocks:
+        most = self.rows * (wanted // self.block + 1)
+        if most <= blocks or self.blocks_for(wanted) <= blocks:
             return wanted
         low, high = 0, wanted
         while high - low > 1:

@@ -13,6 +13,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+
 from muster import clock
 from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.core import EmulatedCore
@@ -47,7 +49,8 @@ class EmulatedEngine:
         return self._core
 
     async def generate(self, request_id: str, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
-        """Cancelling aborts the request."""
+        """Cancelling aborts the request. `tokens` are kept, not copied: do not write to them any more."""
+        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
         self._core.check(tokens)
         if request_id in self._ids:
             raise UserError(f"request_id {request_id!r} is in use")
@@ -72,6 +75,7 @@ class EmulatedEngine:
 
     async def score(self, tokens: Ints, temperature: float) -> Scores:
         """Takes the time of its prefill, beside the batch; also while paused."""
+        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
         self._core.check(tokens)
         await self._spend(self.config.timing.prompt_s(len(tokens), self.config.max_step_tokens))
         version = self._core.version

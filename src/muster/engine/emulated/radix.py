@@ -4,8 +4,8 @@ Law: a cached token belongs to one path from one version's root, so prefixes are
 whole blocks. A locked node (someone on it or below runs) is never evicted; of the others the least recently used leaf
 goes first, from its end. `used` is what all nodes hold, `idle` the part that could be evicted now.
 
-    match(tokens) ─► Match ─► extend(node, rest) locks the path, its new part not ready ─► ready() as it is computed
-                                                                                         └─► unlock, or shrink
+    match(tokens) ─► Match ─► claim(match, tokens, …) locks the path, its new part not ready ─► ready() as it is computed
+                                                                                              └─► unlock, or shrink
 A part that is not ready has one user, the request that computes it, and no children; whoever would share it
 waits for that request.
 """
@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from muster.engine.emulated.run import Run
 from muster.types import Ints
 
 Owner = TypeVar("Owner")
@@ -27,12 +28,12 @@ Owner = TypeVar("Owner")
 class Node(Generic[Owner]):
     """A run of tokens behind its parent's. The first `ready` of them are computed; `owner` computes the rest."""
 
-    __slots__ = ("children", "last_used", "locks", "owner", "parent", "ready", "tokens", "version")
+    __slots__ = ("children", "last_used", "locks", "owner", "parent", "ready", "run", "version")
 
-    def __init__(self, parent: Node[Owner] | None, tokens: Ints, version: int) -> None:
-        self.parent, self.tokens, self.version = parent, tokens, version
+    def __init__(self, parent: Node[Owner] | None, run: Run, version: int) -> None:
+        self.parent, self.run, self.version = parent, run, version
         self.children: dict[bytes, Node[Owner]] = {}
-        self.ready = len(tokens)
+        self.ready = len(run)
         self.owner: Owner | None = None
         self.locks = 0
         self.last_used = 0
@@ -77,37 +78,51 @@ class RadixCache(Generic[Owner]):
             child = node.children.get(self._key(tokens, at))
             if child is None:
                 break
-            common = self.whole(_common(child.tokens, tokens[at:limit]))
+            common = self.whole(child.run.common(tokens[at:limit]))
             shared = min(common, child.ready)
             at += shared
             idle += 0 if child.locks else shared
             if common > child.ready:
                 return Match(node=child, inside=shared, cached=at, idle=idle, owner=child.owner)
-            if common < len(child.tokens):
+            if common < len(child.run):
                 return Match(node=child, inside=shared, cached=at, idle=idle, owner=None)
             node = child
-        return Match(node=node, inside=len(node.tokens), cached=at, idle=idle, owner=None)
+        return Match(node=node, inside=len(node.run), cached=at, idle=idle, owner=None)
 
-    def claim(self, match: Match[Owner], rest: Ints, owner: Owner | None) -> Node[Owner]:
-        """Lock the matched path and put `rest` behind it, for `owner` to compute. The room must be there."""
-        node = match.node
-        if match.inside < len(node.tokens):
+    def seen(self, tokens: Ints) -> int:
+        """How many of its first tokens are the very memory of a cached path: they were looked at before."""
+        node, at = self._root(self._current), 0
+        while child := node.children.get(self._key(tokens, at)):
+            shared = child.run.lies_in(tokens[at:])
+            at += shared
+            if shared < len(child.run):
+                break
+            node = child
+        return at
+
+    def claim(self, match: Match[Owner], tokens: Ints, end: int, owner: Owner | None) -> Node[Owner]:
+        """Lock the matched path and put the rest of `tokens[:end]` behind it, for `owner` to compute.
+
+        The room must be there.
+        """
+        node, new = match.node, end - match.cached
+        if match.inside < len(node.run):
             node = self._split(node, match.inside) if match.inside else _parent(node)
-        if not len(rest):
+        if not new:
             self._lock(node)
             return node
         if node.parent is not None and not node.children and not node.locks and node.owner is None:
             self._lock(node)
-            node.tokens = np.concatenate([node.tokens, rest])
+            node.run = Run(tokens[match.cached - len(node.run) : end])  # one piece again
         else:
-            child = Node(node, rest, node.version)
+            child = Node(node, Run(tokens[match.cached : end]), node.version)
             child.ready = 0
-            node.children[self._key(rest, 0)] = child
+            node.children[child.run.start(self.block)] = child
             node = child
-            self.idle += len(rest)  # for the lock to take away
+            self.idle += new  # for the lock to take away
             self._lock(node)
         node.owner = owner
-        self.used += len(rest)
+        self.used += new
         return node
 
     def grow(self, node: Node[Owner], rest: Ints) -> Node[Owner]:
@@ -116,26 +131,26 @@ class RadixCache(Generic[Owner]):
         Others may have cached a beginning of `rest` already. `used` grows by what was new.
         """
         if node.parent is not None and not node.children and node.locks == 1:
-            node.tokens = np.concatenate([node.tokens, rest])
-            node.ready = len(node.tokens)
+            node.run.append(rest)
+            node.ready = len(node.run)
             self.used += len(rest)
             return node
         at = 0
         below = node
         while at < len(rest):
             child = below.children.get(self._key(rest, at))
-            common = self.whole(_common(child.tokens, rest[at:])) if child else 0
+            common = self.whole(child.run.common(rest[at:])) if child else 0
             if child is None or common > child.ready:
                 break
-            if common < len(child.tokens):
+            if common < len(child.run):
                 below, at = self._split(child, common), at + common
                 break
             below, at = child, at + common
         if at < len(rest) and below.children.get(self._key(rest, at)) is None:
-            child = Node(below, rest[at:], node.version)
+            child = Node(below, Run(rest[at:]), node.version)
             below.children[self._key(rest, at)] = child
-            self.used += len(child.tokens)
-            self.idle += len(child.tokens)
+            self.used += len(child.run)
+            self.idle += len(child.run)
             below = child
         self._lock(below)
         self.unlock(node)
@@ -143,20 +158,20 @@ class RadixCache(Generic[Owner]):
 
     def ready(self, node: Node[Owner], length: int) -> None:
         """The first `length` tokens of `node` are computed now; whole blocks of them can be shared."""
-        node.ready = max(node.ready, min(len(node.tokens), self.whole(length)))
-        if node.ready == len(node.tokens):
+        node.ready = max(node.ready, min(len(node.run), self.whole(length)))
+        if node.ready == len(node.run):
             node.owner = None
 
     def shrink(self, node: Node[Owner]) -> Node[Owner]:
         """Its owner gives up: forget what is not ready. Returns where the owner's lock is now."""
         assert not node.children and node.locks == 1, "only its owner uses a part that is not ready"
         node.owner = None
-        self.used -= len(node.tokens) - node.ready
+        self.used -= len(node.run) - node.ready
         if node.ready:
-            node.tokens = node.tokens[: node.ready]
+            node.run.keep(node.ready)
             return node
         parent = _parent(node)
-        del parent.children[self._key(node.tokens, 0)]
+        del parent.children[node.run.start(self.block)]
         node.parent = None
         return parent
 
@@ -168,7 +183,7 @@ class RadixCache(Generic[Owner]):
             leaf.locks -= 1
             leaf.last_used = now
             if not leaf.locks:
-                self.idle += len(leaf.tokens)
+                self.idle += len(leaf.run)
                 self._offer(leaf)
             leaf = leaf.parent
         if node.version != self._current:
@@ -181,11 +196,11 @@ class RadixCache(Generic[Owner]):
             last_used, _, leaf = heapq.heappop(self._leaves)
             if not _is_leaf(leaf, last_used):
                 continue
-            cut = min(len(leaf.tokens), -(-tokens // self.block) * self.block)
+            cut = min(len(leaf.run), -(-tokens // self.block) * self.block)
             tokens -= cut
-            if cut < len(leaf.tokens):
-                leaf.tokens = leaf.tokens[:-cut]
-                leaf.ready = len(leaf.tokens)
+            if cut < len(leaf.run):
+                leaf.run.keep(len(leaf.run) - cut)
+                leaf.ready = len(leaf.run)
                 self.used -= cut
                 self.idle -= cut
                 self._offer(leaf)
@@ -213,24 +228,24 @@ class RadixCache(Generic[Owner]):
 
     def _root(self, version: int) -> Node[Owner]:
         if version not in self._roots:
-            self._roots[version] = Node(None, np.zeros(0, np.int32), version)
+            self._roots[version] = Node(None, Run(np.zeros(0, np.int32)), version)
         return self._roots[version]
 
     def _split(self, node: Node[Owner], at: int) -> Node[Owner]:
         """Cut `node` at `at`; returns the new upper half. The lower keeps the identity: its users' locks hold."""
         parent = _parent(node)
-        upper = Node(parent, node.tokens[:at], node.version)
+        upper = Node(parent, node.run.cut(at), node.version)
         upper.locks, upper.last_used, upper.ready = node.locks, node.last_used, min(at, node.ready)
-        parent.children[self._key(node.tokens, 0)] = upper
-        upper.children[self._key(node.tokens, at)] = node
-        node.parent, node.tokens, node.ready = upper, node.tokens[at:], node.ready - upper.ready
+        parent.children[upper.run.start(self.block)] = upper
+        upper.children[node.run.start(self.block)] = node
+        node.parent, node.ready = upper, node.ready - upper.ready
         return upper
 
     def _lock(self, node: Node[Owner]) -> None:
         leaf: Node[Owner] | None = node
         while leaf is not None and leaf.parent is not None:
             if not leaf.locks:
-                self.idle -= len(leaf.tokens)
+                self.idle -= len(leaf.run)
             leaf.locks += 1
             leaf = leaf.parent
 
@@ -251,10 +266,10 @@ class RadixCache(Generic[Owner]):
 
     def _remove(self, node: Node[Owner]) -> None:
         parent = _parent(node)
-        del parent.children[self._key(node.tokens, 0)]
+        del parent.children[node.run.start(self.block)]
         node.parent = None
-        self.used -= len(node.tokens)
-        self.idle -= len(node.tokens)
+        self.used -= len(node.run)
+        self.idle -= len(node.run)
         if parent.parent is not None:
             self._offer(parent)
 
@@ -270,10 +285,3 @@ def _is_leaf(node: Node[Owner], last_used: int) -> bool:
 def _parent(node: Node[Owner]) -> Node[Owner]:
     assert node.parent is not None, "a root is never cut or removed"
     return node.parent
-
-
-def _common(a: Ints, b: Ints) -> int:
-    length = min(len(a), len(b))
-    different = a[:length] != b[:length]
-    first = int(different.argmax()) if length else 0
-    return first if length and different[first] else length

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -25,19 +26,30 @@ _U64 = npt.NDArray[np.uint64]
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
+WINDOW = 128
+"""What is made up depends on so many tokens before it, and on its position: all of them would cost time that grows
+with the context."""
+
+
 def made_up(prompt: Ints, count: int, vocabulary: int, *, salt: str = "") -> Ints:
     """`count` token ids, a fixed function of prompt and salt: what a request says when nobody wrote a policy."""
-    start = _digests(prompt, len(prompt) - 1)[0] ^ _text(salt)
+    before = max(0, len(prompt) - WINDOW)
+    start = _digests(prompt[before:], len(prompt) - before - 1, before)[0] ^ _text(salt)
     ids = _mixed(start + np.arange(1, count + 1, dtype=np.uint64) * _ODD) % np.uint64(vocabulary - FIRST_ID)
     return ids.astype(np.int32) + np.int32(FIRST_ID)
 
 
-def logprobs_of(tokens: Ints, version: Version, temperature: float, *, start: int = 0) -> Floats:
-    """A log-probability for each token from `start` on, given those before it. Of the very first it is 0."""
+def logprobs_of(
+    tokens: Ints, version: Version, temperature: float, *, start: int = 0, position: int = 0
+) -> Floats:
+    """A log-probability for each token from `start` on, given those before it. Of a sequence's very first it is 0.
+
+    position: where `tokens` begins in its sequence; if not at the beginning, `WINDOW` tokens must precede `start`.
+    """
     salt = _text(f"{version.number}|{version.digest}|{temperature!r}")
-    mixed = _mixed(_digests(tokens, start) ^ salt)
+    mixed = _mixed(_digests(tokens, start, position) ^ salt)
     logprobs_T = (-0.05 - (mixed >> np.uint64(40)) / np.float64(1 << 24)).astype(np.float32)
-    if start == 0 and len(logprobs_T):
+    if start == position == 0 and len(logprobs_T):
         logprobs_T[0] = 0.0
     return logprobs_T
 
@@ -85,11 +97,19 @@ class _Turn:
     reply: Sequence[int] | Ints
 
 
-def _digests(tokens: npt.NDArray[np.integer], start: int = 0) -> _U64:
-    """For each token from `start` on a digest of it and all before it: a polynomial hash, wrapping at 64 bits."""
-    terms = (tokens.astype(np.uint64) + np.uint64(1)) * _multipliers(1 << len(tokens).bit_length())[: len(tokens)]
-    terms[start : start + 1] += terms[:start].sum()  # as arrays: scalars would warn of the wrapping
-    return np.cumsum(terms[start:], dtype=np.uint64)
+def _digests(tokens: npt.NDArray[np.integer], start: int, position: int) -> _U64:
+    """For each token from `start` on a digest of it and the `WINDOW` before it, wrapping at 64 bits.
+
+    A sum of token times a multiplier of its position; of the window, as a difference of two running sums.
+    """
+    first = max(0, start - WINDOW)
+    end = position + len(tokens)
+    multipliers = _multipliers(1 << end.bit_length())[position + first : end]
+    sums = np.cumsum((tokens[first:].astype(np.uint64) + np.uint64(1)) * multipliers, dtype=np.uint64)
+    digests = sums[start - first :].copy()
+    beyond = WINDOW + 1  # the first sum that holds more than a window
+    digests[beyond - (start - first) :] -= sums[: max(0, len(sums) - beyond)]
+    return digests
 
 
 @lru_cache
@@ -107,6 +127,5 @@ def _mixed(x: _U64) -> _U64:
     return x ^ (x >> np.uint64(31))
 
 
-@lru_cache
 def _text(text: str) -> np.uint64:
-    return _digests(np.frombuffer(f"{text}|".encode(), np.uint8))[-1]
+    return np.uint64(int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little"))

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from muster.engine.emulated.radix import Node
-from muster.engine.emulated.replies import logprobs_of
+from muster.engine.emulated.replies import WINDOW, logprobs_of
 from muster.engine.request import Finish, Phase
-from muster.types import Completion, Ints, Sampling, Session, Version
+from muster.types import Completion, Floats, Ints, Sampling, Session, Version
 
 Done = Callable[[Completion], None]
+_NOTHING_SPENT = dict.fromkeys(Phase, 0.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +48,7 @@ class EmulatedRequest:
     recomputes_to: int = 0  # tokens up to here were computed before
     marks: list[tuple[int, Version]] = field(default_factory=list[tuple[int, Version]])  # (first token, its version)
     followers: list[EmulatedRequest] = field(default_factory=list["EmulatedRequest"])  # wait for its prompt
-    spent_s: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+    spent_s: dict[Phase, float] = field(default_factory=_NOTHING_SPENT.copy)
 
     @property
     def decoding(self) -> bool:
@@ -59,9 +60,17 @@ class EmulatedRequest:
 
     @property
     def sequence(self) -> Ints:
-        if self.reply is None or not self.made:
-            return self.prompt
-        return np.concatenate([self.prompt, self.reply[: self.made]])
+        return self.part(0, self.length)
+
+    def part(self, start: int, end: int) -> Ints:
+        """Tokens `start` to `end` of its sequence. Copies only what lies on both sides of the prompt's end."""
+        size = len(self.prompt)
+        if end <= size:
+            return self.prompt[start:end]
+        assert self.reply is not None, "beyond the prompt lies the reply"
+        if start >= size:
+            return self.reply[start - size : end - size]
+        return np.concatenate([self.prompt[start:], self.reply[: end - size]])
 
     def enter(self, phase: Phase, now: float) -> None:
         self.spent_s[self.phase] += max(0.0, now - self.since)
@@ -72,16 +81,13 @@ class EmulatedRequest:
         self.marks.append((self.made, version))
 
     def completion(self, finish: Finish, replica: str) -> Completion:
-        sequence, start = self.sequence, len(self.prompt)
+        size = len(self.prompt)
         ends = [first for first, _ in self.marks[1:]] + [self.made]
         spans = [(first, end, version) for (first, version), end in zip(self.marks, ends, strict=bool(self.marks))]
-        parts = [
-            logprobs_of(sequence[: start + end], version, self.sampling.temperature, start=start + first)
-            for first, end, version in spans
-        ]
+        parts = [self._logprobs(size + first, size + end, version) for first, end, version in spans]
         versions = [np.full(end - first, version.number, dtype=np.int32) for first, end, version in spans]
         return Completion(
-            tokens_T=sequence[start:].copy(),
+            tokens_T=self.part(size, size + self.made).copy(),
             logprobs_T=np.concatenate(parts) if parts else np.zeros(0, np.float32),
             versions_T=np.concatenate(versions) if versions else np.zeros(0, np.int32),
             finish=finish,
@@ -93,3 +99,8 @@ class EmulatedRequest:
             paused_s=self.spent_s[Phase.PAUSED],
             replica=replica,
         )
+
+    def _logprobs(self, start: int, end: int, version: Version) -> Floats:
+        before = max(0, start - WINDOW)
+        tokens = self.part(before, end)
+        return logprobs_of(tokens, version, self.sampling.temperature, start=start - before, position=before)

@@ -1,0 +1,74 @@
+"""Real tasks for a batch of programs: a verifier that checks what each attempt's commands left behind.
+
+    programs ─► directory/task0007/tests/{test.sh, plan} ─► Task          (plan: a line a sibling: turns, seconds)
+
+Law: a reward is written only if every command of the attempt left its trace, in order; a lost, repeated or invented one
+gives none. So the outcomes themselves prove that each arm did the same work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from muster.bench.ttb_real_words import WordTokenizer, instruction
+from muster.sim.workload import Program
+from muster.types import ImageSpec, Limits, Task, VerifierSpec
+
+_TEST = """\
+#!/bin/bash
+# The log holds 1 to the number of turns, and its checksum: then the answer decides.
+read -r me < me
+read -r turns seconds < <(sed -n "$((me + 1))p" /tests/plan)
+sleep "$seconds"
+[[ $(< log) == $(seq "$turns") ]] && sha256sum --check --status sum || exit 1
+if [[ -e answer ]]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+VERIFY_TIMEOUT_S = 120.0
+
+
+def write_tasks(programs: Sequence[Sequence[Program]], directory: Path) -> list[Task]:
+    """One task a group, in order."""
+    tokenizer = WordTokenizer()
+    return [_task(index, siblings, directory, tokenizer) for index, siblings in enumerate(programs)]
+
+
+class InOrder:
+    """The tasks of a fixed cohort, one after the other. A `scheduler.TaskSource`, and a `loops.Curriculum`."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tuple(tasks)
+        self._given = 0
+        self.quarantined: dict[str, str] = {}
+
+    def next(self) -> Task:
+        self._given += 1
+        return self._tasks[(self._given - 1) % len(self._tasks)]
+
+    def record(self, task_id: str, rewards: Sequence[float]) -> None:
+        """Nothing is learned: every arm has the same tasks."""
+
+    def fault(self, task_id: str, reason: str) -> bool:
+        return False
+
+    def state(self) -> dict[str, object]:
+        return {}
+
+
+def _task(index: int, siblings: Sequence[Program], directory: Path, tokenizer: WordTokenizer) -> Task:
+    id = f"task{index:04d}"
+    tests = directory / id / "tests"
+    tests.mkdir(parents=True)
+    plan = "".join(f"{len(p.turns)} {p.verify_s:.4f}\n" for p in siblings)
+    (tests / "plan").write_text(plan, encoding="utf-8")
+    (tests / "test.sh").write_text(_TEST, encoding="utf-8")
+    return Task(
+        id=id,
+        instruction=instruction(index, siblings[0].prompt_tokens, tokenizer),
+        root=tests.parent,
+        image=ImageSpec(workdir="/app"),
+        limits=Limits(),
+        verifier=VerifierSpec(tests=tests, timeout_s=VERIFY_TIMEOUT_S),
+        digest=hashlib.sha256(f"{id}\n{plan}{_TEST}".encode()).hexdigest(),
+    )

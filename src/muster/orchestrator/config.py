@@ -1,0 +1,89 @@
+"""How groups become batches: the options of the scheduler. What each one biases is said beside it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from muster.orchestrator.concurrency import ConcurrencyConfig
+from muster.orchestrator.line import Order
+from muster.orchestrator.ready_pool import BatchPolicy
+
+Surplus = Literal["cancel", "carry", "tail"]
+"""What becomes of groups that were launched beyond a batch's need, once it is assembled.
+
+cancel  dropped at once: the batch holds what finished first, which is short; the bias ledger shows how short
+carry   they go on for the next batch; their lag is bounded as any other's
+tail    dropped, and their tasks are tried again in a later batch of only such tasks, without over-launching: the long
+        ones are put off, not left out, but tokens are sampled twice
+"""
+
+
+class SchedulerConfig(BaseModel):
+    """How groups become batches."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    groups_per_batch: int = Field(default=8, ge=1, description="complete groups with gradient in a batch")
+    group_size: int = Field(default=16, ge=2, description="sibling attempts at one task")
+    min_group: int | None = Field(
+        default=None, ge=2, description="graded members a group may train with after refills ran out; default: all"
+    )
+    max_lag: int = Field(
+        default=0, ge=0, description="versions a trained token may lie behind the trainer; 0 is on-policy"
+    )
+    max_divergence: float | None = Field(
+        default=None,
+        gt=0,
+        description="measured distance (nats, root-mean-square log-ratio) of a group's oldest token from the trainer",
+    )
+    policy: BatchPolicy | None = Field(
+        default=None,
+        description="how a batch picks ready groups; default: cohort when max_lag is 0 (greedy if over-launched), "
+        "else window",
+    )
+    window_fraction: float = Field(
+        default=0.3, gt=0, le=1, description="for policy window: share of pending submissions"
+    )
+    order: Order = Field(default="group", description="whose launch gets the next slot: group, launch or longest")
+    over_launch: float = Field(
+        default=1.0, ge=1, le=4, description="groups launched for a batch over those it needs; above 1 biases"
+    )
+    surplus: Surplus = Field(default="cancel", description="what becomes of groups beyond a batch's need")
+    slots: int = Field(default=64, ge=1, description="live trajectories at once")
+    concurrency: ConcurrencyConfig = Field(
+        default_factory=ConcurrencyConfig,
+        description="fewer live trajectories when the engines' cache is short",
+    )
+    max_attempts: int = Field(default=3, ge=1, description="launches of one sibling, infrastructure refills included")
+    infra_alarm_rate: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="share of infrastructure failures among recent trajectories that stops admission",
+    )
+    infra_alarm_window: int = Field(default=64, ge=4, description="recent trajectories that the alarm looks at")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SchedulerConfig:
+        if self.min_group is not None and self.min_group > self.group_size:
+            raise ValueError(f"min_group ({self.min_group}) is larger than group_size ({self.group_size})")
+        if self.over_launch > 1 and self.policy in ("cohort", "fifo"):
+            raise ValueError(
+                f"over_launch ({self.over_launch}) has no effect with policy {self.policy!r}, where nothing overtakes; "
+                "choose policy = 'greedy' or 'window', or over_launch = 1"
+            )
+        if self.over_launch > 1 and self.surplus == "carry" and self.max_lag == 0:
+            raise ValueError("surplus = 'carry' needs max_lag of at least 1: the next batch has the next version")
+        if self.surplus == "tail" and self.max_lag > 0:
+            raise ValueError("surplus = 'tail' needs max_lag = 0; with a lag, 'carry' keeps the long ones at less cost")
+        return self
+
+    @property
+    def batch_policy(self) -> BatchPolicy:
+        if self.policy is not None:
+            return self.policy
+        if self.max_lag > 0:
+            return "window"
+        return "greedy" if self.over_launch > 1 else "cohort"

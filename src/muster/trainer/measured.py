@@ -1,0 +1,51 @@
+"""What was scored under the present weights: log-probabilities that a step need not compute again.
+
+    measure(groups) ─► items ─┬─ known ──────────────────────────┬─► Divergence of each trajectory
+                              └─ missing ─forward pass─► keep() ─┘
+    step(batch) ─► items ─ known ─► their log pi at the start of the step            then forget()
+
+Law: nothing outlives the weights that it was computed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from muster.trainer.correction import diagnose
+from muster.trainer.packing import Item
+from muster.trainer.port import Divergence
+from muster.types import Floats, Trajectory
+
+
+class Measured:
+    """Scores by trajectory id and segment. `members` are the trajectories that items name by index."""
+
+    def __init__(self) -> None:
+        self._scores: dict[tuple[str, int], Floats] = {}
+
+    def known(self, items: Iterable[Item], members: Sequence[Trajectory]) -> dict[int, Floats]:
+        """Log-probabilities (T,) of the items that were scored, by their segment index."""
+        keys = ((item.segment, (members[item.trajectory].id, item.ordinal)) for item in items)
+        return {segment: self._scores[key] for segment, key in keys if key in self._scores}
+
+    def keep(self, items: Iterable[Item], members: Sequence[Trajectory], scores: Mapping[int, Floats]) -> None:
+        for item in items:
+            self._scores[members[item.trajectory].id, item.ordinal] = scores[item.segment]
+
+    def forget(self) -> None:
+        """The weights move."""
+        self._scores.clear()
+
+
+def divergences(
+    items: Iterable[Item], members: Sequence[Trajectory], scores: Mapping[int, Floats]
+) -> dict[str, Divergence]:
+    """Of each trajectory between its behaviour policy and that of `scores`, over the tokens of all its segments."""
+    log_ratios: dict[str, list[Floats]] = {}
+    for item in items:
+        ratio_T = scores[item.segment] - item.data.logprobs_T
+        log_ratios.setdefault(members[item.trajectory].id, []).append(ratio_T[item.data.sampled_T])
+    found = {id: diagnose(np.concatenate(parts)) for id, parts in log_ratios.items()}
+    return {id: Divergence(k3=d.k3, rms=d.m2**0.5) for id, d in found.items()}
