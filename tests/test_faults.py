@@ -185,6 +185,9 @@ class Saboteur:
         inner = await self._inner.fork(snapshot, limits=limits, label=label, mounts=mounts, toolchain=toolchain)
         return SaboteurSandbox(inner, self._sabotage)
 
+    async def restore(self, id: str) -> Snapshot | None:
+        return await self._inner.restore(id)
+
     async def discard(self, snapshot: Snapshot) -> None:
         await self._inner.discard(snapshot)
 
@@ -198,7 +201,7 @@ class SaboteurSandbox:
         self._inner = inner
         self._sabotage = sabotage
         self.read, self.write = inner.read, inner.write
-        self.snapshot, self.alive = inner.snapshot, inner.alive
+        self.snapshot, self.keep, self.alive = inner.snapshot, inner.keep, inner.alive
 
     async def run(
         self, command: str, timeout_s: float, *, silence_s: float | None = None, session: str = MAIN

@@ -18,6 +18,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from muster.engine.config import EmbeddedEngineConfig
+from muster.engine.router import RouterConfig
 from muster.errors import ConfigError
 from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.loops import LoopConfig
@@ -56,6 +57,7 @@ class RunConfig(BaseModel):
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     agent: AgentConfig = Field(default_factory=AgentConfig)
     engine: EmbeddedEngineConfig = Field(default_factory=EmbeddedEngineConfig)
+    router: RouterConfig = Field(default_factory=RouterConfig)
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig)
     verifier: VerifierConfig = Field(default_factory=VerifierConfig)
     schedule: SchedulerConfig = Field(default_factory=SchedulerConfig)

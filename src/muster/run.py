@@ -27,6 +27,7 @@ from rich.console import Console
 from muster import clock
 from muster.config import RunConfig, to_toml, validate
 from muster.engine.embedded import launch
+from muster.engine.fleet import Fleet
 from muster.engine.port import Replica
 from muster.environments import environment
 from muster.errors import MusterError, UserError
@@ -227,7 +228,7 @@ def _first(error: BaseException) -> BaseException:
 class _Built:
     """What training and evaluation share."""
 
-    engine: Replica
+    engines: tuple[Replica, ...]
     pool: Pool
     rollout: Rollout
     dispatcher: Dispatcher
@@ -242,9 +243,11 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
     renderer = Renderer(tokenizer_from(place.model))
     async with contextlib.AsyncExitStack() as stack:
         here = await stack.enter_async_context(environment(config.sandbox, config.verifier, label=place.directory.name))
-        engine = await stack.enter_async_context(launch(config.engine, place.model, "engine0"))
-        agent = Agent(engine=engine, renderer=renderer, config=config.agent)
-        rollout = Rollout(agent=agent, pool=here.pool, verifier=here.verifier)
+        names = [f"engine{i}" for i in range(config.engine.replicas)]
+        engines = [await stack.enter_async_context(launch(config.engine, place.model, name)) for name in names]
+        fleet = Fleet(engines, config.router)
+        agent = Agent(engine=fleet, renderer=renderer, config=config.agent)
+        rollout = Rollout(agent=agent, pool=here.pool, verifier=here.verifier, released=fleet.release)
         dispatcher = Dispatcher(journal, rollout)
         fingerprint = {
             "engine": "embedded",
@@ -258,14 +261,19 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
             config.evaluate,
             journal=journal,
             dispatcher=dispatcher,
-            engine=engine,
+            engine=fleet,
             tasks=place.suites.heldout,
             fingerprint=fingerprint,
             seed=config.seed,
         )
         canary = agent.begin(place.suites.train[0]).transcript.tokens.tolist()
         yield _Built(
-            engine=engine, pool=here.pool, rollout=rollout, dispatcher=dispatcher, evaluator=evaluator, canary=canary
+            engines=tuple(engines),
+            pool=here.pool,
+            rollout=rollout,
+            dispatcher=dispatcher,
+            evaluator=evaluator,
+            canary=canary,
         )
 
 
@@ -298,8 +306,8 @@ async def _train(place: _Place, journal: Journal, console: Console, *, plain: bo
                 curriculum=curriculum,
                 dispatcher=built.dispatcher,
                 trainer=trainer,
-                publisher=Publisher([built.engine], config.publish),
-                engines=(built.engine,),
+                publisher=Publisher(built.engines, config.publish),
+                engines=built.engines,
                 retire=memory.retire,
                 evaluate=built.evaluator,
                 prefetch=built.rollout.prefetch,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from muster import clock
-from muster.errors import PublicationError
+from muster.errors import EngineError, PublicationError
 from muster.journal import EventRow, Journal
 from muster.orchestrator.delivery import Delivery
 from muster.publish.publisher import Publisher, PublisherConfig
@@ -21,28 +21,33 @@ from orchestrator.world import World
 class Ground:
     """One replica, a trainer, and the delivery between them."""
 
-    def __init__(self, *, attempts: int = 3) -> None:
+    def __init__(self, *, attempts: int = 3, replicas: int = 1) -> None:
         self.journal = Journal.in_memory(meta={})
         self.replica = FakeReplica("engine0", policy=lambda *_: [2])
+        self.other = FakeReplica("engine1", policy=lambda *_: [2])
+        self.served: list[int | None] = []
         self.retired: list[Publication] = []
         self.delivery = Delivery(
             journal=self.journal,
             trainer=FakeTrainer(),
-            publisher=Publisher([self.replica], PublisherConfig(canary_tolerance=100.0, stage_timeout_s=5.0)),
+            publisher=Publisher(
+                [self.replica, self.other][:replicas], PublisherConfig(canary_tolerance=100.0, stage_timeout_s=5.0)
+            ),
             retire=self.retired.append,
             canary=np.arange(6, dtype=np.int32),
             temperature=1.0,
             attempts=attempts,
+            serves=lambda version: self.served.append(version.number if version else None),
         )
 
     async def stray(self) -> bool:
         asked = self.delivery.serving
-        return self.delivery.look([await self.replica.statistics()], asked=asked)
+        return self.delivery.look([await self.replica.statistics()], {}, asked=asked)
 
 
-def on(play: Callable[[Ground], Awaitable[None]], *, attempts: int = 3) -> Ground:
+def on(play: Callable[[Ground], Awaitable[None]], *, attempts: int = 3, replicas: int = 1) -> Ground:
     async def main() -> Ground:
-        ground = Ground(attempts=attempts)
+        ground = Ground(attempts=attempts, replicas=replicas)
         await play(ground)
         return ground
 
@@ -67,7 +72,7 @@ def test_statistics_from_before_a_delivery_say_nothing_after_it() -> None:
         await ground.delivery.deliver(1, trained_at=clock.now())
         asked, old = ground.delivery.serving, await ground.replica.statistics()
         await ground.delivery.deliver(2, trained_at=clock.now())
-        assert not ground.delivery.look([old], asked=asked)
+        assert not ground.delivery.look([old], {}, asked=asked)
 
     on(play)
 
@@ -91,6 +96,37 @@ def test_one_that_fails_every_time_is_an_error_and_still_retired() -> None:
         assert len(ground.retired) == 1
 
     on(play, attempts=1)
+
+
+def test_a_dead_replica_among_several_is_passed_over_and_gets_the_version_when_it_is_back() -> None:
+    async def play(ground: Ground) -> None:
+        ground.other.crash()
+        (record,) = await ground.delivery.deliver(1, trained_at=clock.now())
+        assert record.replica == "engine0"
+        (record,) = await ground.delivery.deliver(2, trained_at=clock.now())
+        ground.other.restart()
+        both = [await ground.replica.statistics(), await ground.other.statistics()]
+        assert ground.delivery.look(both, {}, asked=ground.delivery.serving), "what it holds is not what is served"
+        assert len(await ground.delivery.deliver(2, trained_at=clock.now())) == 2
+
+    ground = on(play, replicas=2)
+    kinds = [row.kind for row in ground.journal.rows(EventRow)]
+    assert kinds == ["publish_failed"] * 3 + ["replica_lost"], "once it is known to be dead nobody waits for it"
+    assert ground.served == [None, 1, None, 2, None, 2]
+
+
+def test_one_that_does_not_answer_is_lost_and_none_that_answers_is_an_error() -> None:
+    async def play(ground: Ground) -> None:
+        await ground.delivery.deliver(1, trained_at=clock.now())
+        asked, dead = ground.delivery.serving, EngineError("dead")
+        assert not ground.delivery.look([await ground.replica.statistics()], {"engine1": dead}, asked=asked)
+        (record,) = await ground.delivery.deliver(2, trained_at=clock.now())
+        assert record.replica == "engine0"
+        with pytest.raises(EngineError, match="dead"):
+            ground.delivery.look([], {"engine0": dead, "engine1": dead}, asked=asked)
+
+    ground = on(play, replicas=2)
+    assert [row.kind for row in ground.journal.rows(EventRow)] == ["replica_lost", "replica_lost"]
 
 
 def test_a_run_whose_replica_restarts_goes_on_with_the_present_weights(tmp_path: Path) -> None:

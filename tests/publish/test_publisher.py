@@ -7,7 +7,7 @@ import pytest
 
 from muster import clock
 from muster.engine.port import InFlight
-from muster.errors import EngineError, PublicationError
+from muster.errors import PublicationError
 from muster.publish.publisher import Canary, Publisher, PublisherConfig
 from muster.sim.fake_engine import Call, FakeRates, FakeReplica, logprobs_of
 from muster.types import Publication, PublicationRecord, Sampling, Session, Version
@@ -94,7 +94,7 @@ def test_a_replica_that_dies_is_named() -> None:
         one.crash("no power")
         await publish([one])
 
-    with pytest.raises(EngineError, match="engine0"):
+    with pytest.raises(PublicationError, match="engine0"):
         clock.run_virtual(main())
 
 
@@ -136,7 +136,7 @@ def test_an_error_waits_for_the_other_replicas_so_that_a_retry_meets_nothing_und
     async def main() -> tuple[float, int]:
         broken, slow = replica("broken"), FakeReplica("slow", policy=lambda *_: [2], rates=FakeRates(commit_s=20.0))
         asyncio.get_running_loop().call_later(0.52, broken.crash)  # both are staged
-        with pytest.raises(EngineError, match="broken"):
+        with pytest.raises(PublicationError, match="broken"):
             await publish([broken, slow], config=PublisherConfig(attempts=1))
         return clock.now(), slow.version.number
 

@@ -48,6 +48,9 @@ class ColdBackend:
             raise
         return _Graceful(sandbox, self.stop_s)
 
+    async def restore(self, id: str) -> Snapshot | None:
+        return await self.inner.restore(id)
+
     async def discard(self, snapshot: Snapshot) -> None:
         await self.inner.discard(snapshot)
 
@@ -76,6 +79,9 @@ class _Graceful:
 
     async def snapshot(self) -> Snapshot:
         return await self._inner.snapshot()
+
+    async def keep(self) -> Snapshot | None:
+        return await self._inner.keep()
 
     async def alive(self) -> bool:
         return await self._inner.alive()

@@ -19,6 +19,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pydantic import BaseModel, ConfigDict, Field
 
 from muster import clock
+from muster.bench.ttb_real_scale import Groups
 from muster.bench.ttb_real_words import Replies
 from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.engine import EmulatedEngine
@@ -26,7 +27,6 @@ from muster.engine.emulated.replica import INITIAL
 from muster.engine.emulated.serve import serving
 from muster.engine.vllm import HttpReplica
 from muster.errors import EngineError
-from muster.sim.workload import WorkloadConfig, programs
 
 START_TIMEOUT_S = 60.0
 
@@ -38,19 +38,18 @@ class Orders(BaseModel):
 
     names: tuple[str, ...] = Field(description="of the replicas in this process")
     engine: EmulatedEngineConfig = Field(description="each of them")
-    workload: WorkloadConfig = Field(description="the programs that are replayed")
-    seed: int = Field(description="of the workload")
+    groups: Groups = Field(description="the programs that are replayed")
 
 
 @asynccontextmanager
 async def serve(
-    names: Sequence[str], engine: EmulatedEngineConfig, workload: WorkloadConfig, seed: int, *, processes: int
+    names: Sequence[str], engine: EmulatedEngineConfig, groups: Groups, *, processes: int
 ) -> AsyncIterator[list[HttpReplica]]:
     """Replicas of these names, spread over so many processes. Raises `EngineError` when one does not start."""
     async with AsyncExitStack() as stack:
         shares = [tuple(names[k::processes]) for k in range(min(processes, len(names)))]
         started = [
-            await stack.enter_async_context(_process(Orders(names=share, engine=engine, workload=workload, seed=seed)))
+            await stack.enter_async_context(_process(Orders(names=share, engine=engine, groups=groups)))
             for share in shares
         ]
         urls = dict[str, str]()
@@ -90,7 +89,7 @@ async def _addresses(process: Process) -> dict[str, str]:
 
 
 async def _main(orders: Orders, owner: asyncio.StreamReader) -> None:
-    policy = Replies(programs(orders.workload, orders.seed))
+    policy = Replies(orders.groups)
     async with AsyncExitStack() as stack:
         urls = {
             name: await stack.enter_async_context(

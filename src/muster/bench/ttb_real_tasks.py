@@ -1,6 +1,6 @@
 """Real tasks for a batch of programs: a verifier that checks what each attempt's commands left behind.
 
-    programs ─► directory/task0007/tests/{test.sh, plan} ─► Task          (plan: a line a sibling: turns, seconds)
+    programs ─► directory/task00007/tests/{test.sh, plan} ─► Task          (plan: a line a sibling: turns, seconds)
 
 Law: a reward is written only if every command of the attempt left its trace, in order; a lost, repeated or invented one
 gives none. So the outcomes themselves prove that each arm did the same work.
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from muster.bench.ttb_real_words import WordTokenizer, instruction
+from muster.sim.collection import numbered
 from muster.sim.workload import Program
-from muster.types import ImageSpec, Limits, Task, VerifierSpec
+from muster.types import ImageSpec, Task, VerifierSpec
 
 _TEST = """\
 #!/bin/bash
@@ -34,41 +36,18 @@ def write_tasks(programs: Sequence[Sequence[Program]], directory: Path) -> list[
     return [_task(index, siblings, directory, tokenizer) for index, siblings in enumerate(programs)]
 
 
-class InOrder:
-    """The tasks of a fixed cohort, one after the other. A `scheduler.TaskSource`, and a `loops.Curriculum`."""
-
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self._tasks = tuple(tasks)
-        self._given = 0
-        self.quarantined: dict[str, str] = {}
-
-    def next(self) -> Task:
-        self._given += 1
-        return self._tasks[(self._given - 1) % len(self._tasks)]
-
-    def record(self, task_id: str, rewards: Sequence[float]) -> None:
-        """Nothing is learned: every arm has the same tasks."""
-
-    def fault(self, task_id: str, reason: str) -> bool:
-        return False
-
-    def state(self) -> dict[str, object]:
-        return {}
-
-
 def _task(index: int, siblings: Sequence[Program], directory: Path, tokenizer: WordTokenizer) -> Task:
-    id = f"task{index:04d}"
-    tests = directory / id / "tests"
+    task = numbered(index)
+    tests = directory / task.id / "tests"
     tests.mkdir(parents=True)
     plan = "".join(f"{len(p.turns)} {p.verify_s:.4f}\n" for p in siblings)
     (tests / "plan").write_text(plan, encoding="utf-8")
     (tests / "test.sh").write_text(_TEST, encoding="utf-8")
-    return Task(
-        id=id,
+    return replace(
+        task,
         instruction=instruction(index, siblings[0].prompt_tokens, tokenizer),
         root=tests.parent,
         image=ImageSpec(workdir="/app"),
-        limits=Limits(),
         verifier=VerifierSpec(tests=tests, timeout_s=VERIFY_TIMEOUT_S),
-        digest=hashlib.sha256(f"{id}\n{plan}{_TEST}".encode()).hexdigest(),
+        digest=hashlib.sha256(f"{task.id}\n{plan}{_TEST}".encode()).hexdigest(),
     )

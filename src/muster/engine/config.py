@@ -12,6 +12,7 @@ class EmbeddedEngineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    replicas: int = Field(default=1, ge=1, description="processes that serve; they share the machine's cores")
     dtype: Literal["bfloat16", "float32"] = Field(default="bfloat16", description="serving precision")
     max_streams: int = Field(default=64, ge=1, description="requests that run at once; more wait")
     max_model_len: int = Field(default=1024, ge=16, description="tokens of prompt and completion together")

@@ -80,7 +80,7 @@ async def launch(
 def _command(config: EmbeddedEngineConfig, model_dir: Path, name: str, version: int) -> list[str]:
     command = [sys.executable, "-m", "muster.engine.serve", "--model", str(model_dir), "--name", name]
     command += ["--version-number", str(version)]
-    for field, value in config.model_dump().items():
+    for field, value in config.model_dump(exclude={"replicas"}).items():
         command += [f"--{field.replace('_', '-')}", str(value)]
     return command
 

@@ -55,7 +55,6 @@ class GroupRow:
     closed_at: float | None = None  # trained or dropped
     step: int | None = None  # the batch that took it
     drop_reason: str | None = None
-    grader: str | None = None  # digest of the task and its verifier when it was admitted; None: not known
     replayed: list[str] = field(default_factory=list[str])  # earlier successes that it was given, having none
 
 
@@ -86,8 +85,10 @@ class DropRow:
 class KeepRow:
     """Where a sibling that is lost goes on: the last keep point of its attempts. Gone once it has ended.
 
+    own_s: of the model's time budget, in seconds.
     own_tokens: sampled by `launch` itself up to there, without those of a point that it continued from.
     previous: the snapshot that this one replaces, given back once this row is committed.
+    lost: attempts that went on from here and were lost before their next keep point.
     """
 
     group_id: str
@@ -95,15 +96,19 @@ class KeepRow:
     launch: str
     at: float
     snapshot: str
+    own_s: float
     own_tokens: int
     turns: list[dict[str, Any]]
     segment: bytes
     previous: str | None = None
+    lost: int = 0
 
     def kept(self) -> Kept:
         (segment,) = unpack_segments(self.segment)
         turns = tuple(_turn(t) for t in self.turns)
-        return Kept(launch=self.launch, snapshot=self.snapshot, segment=segment, turns=turns)
+        return Kept(
+            launch=self.launch, snapshot=self.snapshot, own_s=self.own_s, segment=segment, turns=turns
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

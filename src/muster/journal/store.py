@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, asdict, fields
 from pathlib import Path
@@ -226,6 +226,7 @@ class Journal:
             launch=kept.launch,
             at=at,
             snapshot=kept.snapshot,
+            own_s=kept.own_s,
             own_tokens=own_tokens,
             turns=_turns(kept.turns),
             segment=pack_segments((kept.segment,)),
@@ -233,7 +234,7 @@ class Journal:
         )
         self.record(row)
 
-    def give_up(self, row: type[Any], where: str, *values: Any) -> None:
+    def forget(self, row: type[Any], where: str, *values: Any) -> None:
         """Delete rows that say what might still be done, once it will not be; `where` as in `rows`."""
         with self.transaction():
             self._db.execute(f"DELETE FROM {_TABLES[row][0]} WHERE {where}", values)
@@ -316,6 +317,10 @@ def _default(field: Field[Any]) -> str:
     if value is None:
         return "NULL"
     return repr(value) if isinstance(value, int | float) else "'" + str(value).replace("'", "''") + "'"
+
+
+def _turns(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    return [{name: getattr(turn, name) for name in _TURN} for turn in turns]
 
 
 def _publication(data: dict[str, Any]) -> PublicationRecord:

@@ -24,8 +24,8 @@ from typing import Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from muster import clock
-from muster.engine.port import Replica
-from muster.errors import MusterError
+from muster.engine.port import EngineStatistics, Replica
+from muster.errors import EngineError, MusterError
 from muster.journal import CheckpointRow, DropRow, EventRow, GroupRow, Journal, StepRow
 from muster.metrics import Mean, Metrics, Sum
 from muster.orchestrator import drift
@@ -39,7 +39,19 @@ from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus, Progress, RunStatus
 from muster.publish.publisher import Publisher
 from muster.trainer.port import Trainer
-from muster.types import Batch, Cause, DeviceState, Evaluation, Graded, Ints, Launch, Publication, Trajectory, Verdict
+from muster.types import (
+    Batch,
+    Cause,
+    DeviceState,
+    Evaluation,
+    Graded,
+    Ints,
+    Launch,
+    Publication,
+    Trajectory,
+    Verdict,
+    Version,
+)
 
 PREFETCH = 64
 """Launches ahead whose sandboxes the pool may warm; it takes as many as it is configured for."""
@@ -110,6 +122,7 @@ class Parts:
     groups_per_batch: int
     canary: Ints
     temperature: float
+    serves: Callable[[Version | None], None] = lambda version: None  # told what the engines must hold; None: changing
 
 
 class Orchestrator:
@@ -124,6 +137,7 @@ class Orchestrator:
         self._step = standing.step  # optimiser steps in the trainer's weights
         self._changed = Signal()
         self._stop = asyncio.Event()
+        self._looked_at = 0.0  # at the engines
         self._batches: deque[Batch] = deque()
         self._groups: dict[str, GroupRow] = {}  # rows of the groups that are not closed yet
         self._device = DeviceRecorder(parts.journal, "trainer", DeviceState.LOADING)
@@ -136,6 +150,7 @@ class Orchestrator:
             canary=parts.canary,
             temperature=parts.temperature,
             attempts=config.publish_attempts,
+            serves=parts.serves,
         )
 
     def stop(self) -> None:
@@ -228,8 +243,8 @@ class Orchestrator:
             self._p.scheduler.cancelled(launch.id)
             self._changed.fire()
             raise
-        if trajectory.outcome.cause is Cause.ENGINE_FAILED:
-            await self._look()  # an engine that is dead says so here, before its refills fail one by one
+        if trajectory.outcome.cause is Cause.ENGINE_FAILED and self._looked_at < clock.now():
+            await self._look_at_engines()  # one that is dead says so here, before its refills fail one by one
         self._observe(trajectory)
         self._look_at_task(trajectory)
         closed = self._p.scheduler.ended(trajectory, clock.now())
@@ -348,12 +363,7 @@ class Orchestrator:
 
     async def _look(self) -> None:
         """Read the engines into the journal, and show a frame."""
-        serving = self._delivery.serving
-        statistics = [await engine.statistics() for engine in self._p.engines]
-        self._p.journal.record(*device_rows(statistics))
-        self._p.scheduler.observe(statistics, clock.now())
-        if self._delivery.look(statistics, asked=serving):
-            self._changed.fire()
+        statistics = await self._look_at_engines()
         self._p.on_status(
             self._progress.status(
                 scheduler=self._p.scheduler.statistics(),
@@ -365,6 +375,22 @@ class Orchestrator:
                 step=self._step,
             )
         )
+
+    async def _look_at_engines(self) -> list[EngineStatistics]:
+        self._looked_at = clock.now()
+        serving = self._delivery.serving
+        answered: list[EngineStatistics] = []
+        unanswered: dict[str, EngineError] = {}
+        for engine in self._p.engines:
+            try:
+                answered.append(await engine.statistics())
+            except EngineError as error:
+                unanswered[engine.name] = error
+        self._p.journal.record(*device_rows(answered))
+        self._p.scheduler.observe(answered, clock.now())
+        if self._delivery.look(answered, unanswered, asked=serving):
+            self._changed.fire()
+        return answered
 
     # --- recording
 

@@ -4,7 +4,7 @@
 
 Law: pure, from rows. The journal is the write-ahead log of the run: an update that was lost with the process is
 made again from the same batch, so every graded trajectory counts exactly once in the weights. Batches that were
-assembled but never trained go back to being ready groups.
+assembled but never trained go back to being ready groups. Where an interrupted launch goes on is for `keeps` to say.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from muster.journal import (
     DropRow,
     GroupRow,
     Journal,
+    KeepRow,
     LaunchRow,
     SpanRow,
     StepRow,
@@ -38,7 +39,8 @@ class Standing:
     """Where a run stands. A run that has not begun stands at `Standing()`.
 
     step: optimiser steps in `checkpoint` (0: the initial weights). version: steps that were ever made.
-    redo: the batches between the two. interrupted: launches that a killed process left without an end.
+    redo: the batches between the two. interrupted: launches that a killed process left without an end, with the
+    tokens of each that its keep point holds.
     orphaned: open groups whose task is no longer in the suite. put_off: surplus groups whose task is to be
     tried again.
     """
@@ -50,7 +52,7 @@ class Standing:
     ready: tuple[ReadyGroup, ...] = ()
     groups: tuple[Group, ...] = ()
     submissions: int = 0
-    interrupted: tuple[str, ...] = ()
+    interrupted: Mapping[str, int] = field(default_factory=dict[str, int])
     orphaned: tuple[GroupRow, ...] = ()
     put_off: tuple[tuple[str, Task], ...] = ()
     odometer: Odometer = field(default_factory=Odometer)
@@ -139,6 +141,7 @@ def _put_off(rows: Sequence[GroupRow], tasks: Mapping[str, Task]) -> tuple[tuple
     return tuple((r.id, tasks[r.task_id]) for r in waiting)
 
 
-def _interrupted(journal: Journal) -> tuple[str, ...]:
+def _interrupted(journal: Journal) -> dict[str, int]:
     ended = {*journal.ids(DropRow), *journal.ids(TrajectoryRow)}
-    return tuple(id for id in journal.ids(LaunchRow) if id not in ended)
+    kept = {row.launch: row.own_tokens for row in journal.rows(KeepRow)}
+    return {id: kept.get(id, 0) for id in journal.ids(LaunchRow) if id not in ended}

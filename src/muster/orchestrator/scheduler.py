@@ -203,6 +203,10 @@ class Scheduler:
 
     # --- reading
 
+    def fresh(self, version: int) -> bool:
+        """Whether tokens of `version` may still join the next batch."""
+        return self._freshness.verdict(version, self._assembled) is None
+
     @property
     def alarm(self) -> str | None:
         """Why admission is stopped; None while all is well."""

@@ -11,7 +11,7 @@ knows no transport and no trainer: it takes a publication and a reference, and r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from muster import clock
 from muster.engine.port import CachePolicy, InFlight, Replica
-from muster.errors import EngineError, PublicationError
+from muster.errors import BoundaryError, EngineError, PublicationError
 from muster.types import Floats, Ints, Publication, PublicationRecord
 
 _T = TypeVar("_T")
@@ -58,26 +58,38 @@ class Publisher:
         self._replicas = tuple(replicas)
         self._config = config
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(r.name for r in self._replicas)
+
     async def publish(
-        self, publication: Publication, canary: Canary, *, trained_at: float, export_s: float
+        self,
+        publication: Publication,
+        canary: Canary,
+        *,
+        trained_at: float,
+        export_s: float,
+        without: Collection[str] = (),
     ) -> list[PublicationRecord]:
         """Raises `PublicationError`; a failure to stage leaves every replica on its old version.
 
-        trained_at: when the trainer's step ended; `publish_latency_s` counts from there.
+        trained_at: when the trainer's step ended; `publish_latency_s` counts from there. without: replicas that are
+        passed over. The error's evidence names those that failed, as `replicas`.
         """
+        replicas = [r for r in self._replicas if r.name not in without]
         staged_at = clock.now()
-        await self._stage(publication)
+        await _on_each(replicas, lambda r: self._stage(r, publication))
         stage_s = clock.now() - staged_at
-        return await _all([self._commit(r, publication, canary, trained_at, export_s, stage_s) for r in self._replicas])
+        return await _on_each(replicas, lambda r: self._commit(r, publication, canary, trained_at, export_s, stage_s))
 
-    async def _stage(self, publication: Publication) -> None:
-        number = publication.version.number
+    async def _stage(self, replica: Replica, publication: Publication) -> None:
+        limit = self._config.stage_timeout_s
         try:
-            async with clock.timeout(self._config.stage_timeout_s):
-                await _all([self._insist(lambda r=r: r.stage(publication)) for r in self._replicas])
+            async with clock.timeout(limit):
+                await self._insist(lambda: replica.stage(publication))
         except TimeoutError as error:
-            limit = self._config.stage_timeout_s
-            raise PublicationError(f"version {number} was not staged within {limit:g} s") from error
+            number = publication.version.number
+            raise PublicationError(f"{replica.name}: version {number} was not staged within {limit:g} s") from error
 
     async def _commit(
         self,
@@ -141,12 +153,21 @@ class Publisher:
         return await call()
 
 
-async def _all(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """The results, or the first error once all have ended: a retry must not meet what is still under way."""
-    ended = await asyncio.gather(*work, return_exceptions=True)
+async def _on_each(replicas: Sequence[Replica], act: Callable[[Replica], Coroutine[Any, Any, _T]]) -> list[_T]:
+    """What each did, or an error that names all that failed, once all have ended: a retry must not meet what is still
+    under way.
+    """
+    ended = await asyncio.gather(*(act(r) for r in replicas), return_exceptions=True)
     results: list[_T] = []
-    for result in ended:
-        if isinstance(result, BaseException):
+    failed: dict[str, BoundaryError] = {}
+    for replica, result in zip(replicas, ended, strict=True):
+        if isinstance(result, BoundaryError):
+            failed[replica.name] = result
+        elif isinstance(result, BaseException):
             raise result
-        results.append(result)
+        else:
+            results.append(result)
+    if failed:
+        error = next(iter(failed.values()))
+        raise PublicationError(str(error), {"replicas": list(failed)}) from error
     return results

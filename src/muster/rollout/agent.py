@@ -9,6 +9,7 @@ rate. Queues, pauses and infrastructure are never charged. How it ended is retur
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,6 +26,9 @@ from muster.types import Cause, Completion, Sampling, Session, Stage, Task, Turn
 
 Spent = Literal[Cause.TURN_BUDGET, Cause.TOKEN_BUDGET, Cause.CONTEXT_BUDGET, Cause.TIME_BUDGET]
 """The budget that ended a trajectory."""
+
+Between = Callable[[], Awaitable[None]]
+"""Called between two turns: nothing of the agent's is under way."""
 
 
 class AgentConfig(BaseModel):
@@ -50,6 +54,12 @@ class AgentConfig(BaseModel):
         description="rate at which sampled tokens are charged to the time budget, whatever the engine did",
     )
     observation_chars: int = Field(default=1500, ge=16, description="output shown to the model; head and tail are kept")
+    keep_every_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="the model's own time from one keep point to the next: what is lost to infrastructure at most, "
+        "since an attempt is continued from its last one; 0: always from the beginning",
+    )
 
 
 @dataclass(slots=True)
@@ -61,6 +71,7 @@ class Episode:
     turns: list[Turn] = field(default_factory=list[Turn])
     stopped: bool = True  # the last reply ended with a stop token
     step: int = 0  # of a task of several steps
+    spent_s: float = 0.0  # of the step's time budget, in whole turns
 
     @property
     def sampled_tokens(self) -> int:
@@ -74,7 +85,7 @@ class _Budget:
     config: AgentConfig
     time_s: float
     tokens: int
-    spent_s: float = 0.0
+    spent_s: float
 
     def charge_tokens(self, count: int) -> None:
         self.tokens += count
@@ -119,6 +130,7 @@ class Agent:
     def instruct(self, episode: Episode, instruction: str) -> None:
         """Go on with the next step's instruction, after the model said that it is done with the last."""
         episode.step += 1
+        episode.spent_s = 0.0
         message = {"role": "user", "content": instruction}
         episode.transcript.observed(self.renderer.observation([message], stopped=episode.stopped))
 
@@ -130,15 +142,18 @@ class Agent:
         session: Session,
         spans: SpanRecorder,
         seed: int | None = None,
+        between: Between | None = None,
     ) -> Spent | None:
         """Play until the model says that it is done (None) or a budget is spent (which one).
 
         `task` may be one step of several: its time is its own, turns, tokens and context are the whole trajectory's.
+        `episode` may have turns already: they are charged as if they had been played here.
         """
         config = self.config
         form = action_format(config.action_format)
         transcript, turns = episode.transcript, episode.turns
-        budget = _Budget(config, task.agent_timeout_s or config.time_budget_s, episode.sampled_tokens)
+        time_s = task.agent_timeout_s or config.time_budget_s
+        budget = _Budget(config, time_s, episode.sampled_tokens, episode.spent_s)
         last = min(config.max_turns, task.max_turns or config.max_turns)
         if len(turns) >= last:
             return Cause.TURN_BUDGET
@@ -159,6 +174,9 @@ class Agent:
                 return Cause.TURN_BUDGET
             messages = form.observe([o.text for o in observed])
             transcript.observed(self.renderer.observation(messages, stopped=episode.stopped))
+            episode.spent_s = budget.spent_s
+            if between is not None:
+                await between()
         return spent
 
     async def _reply(

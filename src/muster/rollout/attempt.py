@@ -1,8 +1,9 @@
 """One attempt at a task, from sandbox to outcome.
 
     lease ─► [set up ─►] agent plays ─► freeze ─► verifier grades a fork ─► Outcome ─► Trajectory
-               ▲                                      │ a task of steps: good enough, budget left
-               └───────── the next instruction ◄──────┘        the last step: the sandbox is given back first
+      ▲        ▲                                      │ a task of steps: good enough, budget left
+      │        └───────── the next instruction ◄──────┘        the last step: the sandbox is given back first
+      └ of the image, or of the state at a keep point, with the tokens that led there
 
 Law: this is where a boundary error becomes an outcome. Nothing is graded that did not happen: an attempt whose
 machinery failed ends INFRA or UNKNOWN, with its evidence and with the tokens it had.
@@ -15,9 +16,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from muster import clock
-from muster.errors import MusterError, SandboxError, SandboxLost, boundary
+from muster.errors import MusterError, SandboxError, SandboxLost, SandboxStartError, boundary
 from muster.rollout import preparation
-from muster.rollout.agent import Episode, Spent
+from muster.rollout.agent import Between, Episode, Spent
+from muster.rollout.keeping import Keeper, KeepPoints, continued, with_origin
 from muster.rollout.spans import SpanRecorder
 from muster.sandbox.pool import Lane, Pool, Wanted
 from muster.sandbox.port import Counters, Sandbox, Snapshot
@@ -43,6 +45,7 @@ class Player(Protocol):
         session: Session,
         spans: SpanRecorder,
         seed: int | None = None,
+        between: Between | None = None,
     ) -> Spent | None: ...
 
 
@@ -54,6 +57,7 @@ class Rollout:
     """Runs attempts. Any number at once.
 
     released: called with its session once an attempt has ended, however: nothing more is sampled for it.
+    keeper: takes the keep points; without one every attempt begins at the beginning.
     """
 
     def __init__(
@@ -63,11 +67,13 @@ class Rollout:
         pool: Pool,
         verifier: Verifier,
         released: Callable[[Session], None] = lambda session: None,
+        keeper: Keeper | None = None,
     ) -> None:
         self._agent = agent
         self._pool = pool
         self._verifier = verifier
         self._released = released
+        self._keeper = keeper
         self._prepared: dict[str, Snapshot] = {}  # by task digest
 
     def prefetch(self, launches: Sequence[Launch]) -> None:
@@ -82,7 +88,7 @@ class Rollout:
         """Never raises for what the world did; that is the trajectory's outcome."""
         attempt = _Attempt(
             launch=launch, spans=spans, seed=seed, agent=self._agent, pool=self._pool, verifier=self._verifier,
-            episode=self._agent.begin(launch.task),
+            keeper=self._keeper, episode=continued(launch.kept) if launch.kept else self._agent.begin(launch.task),
         )  # fmt: skip
         try:
             attempt.pristine = await self._pool.backend.prepare(launch.task.image)
@@ -107,6 +113,7 @@ class _Attempt:
     agent: Player
     pool: Pool
     verifier: Verifier
+    keeper: Keeper | None
     episode: Episode
     pristine: Snapshot | None = None
     frozen: list[Snapshot] = field(default_factory=list[Snapshot])
@@ -117,6 +124,8 @@ class _Attempt:
         return Session(id=self.launch.id, group=self.launch.group_id)
 
     def trajectory(self, outcome: Outcome, spans: Sequence[Span]) -> Trajectory:
+        kept = self.launch.kept
+        states = (self.pristine.id if self.pristine else None, kept.snapshot if kept else None)
         return Trajectory(
             id=self.launch.id,
             group_id=self.launch.group_id,
@@ -125,10 +134,10 @@ class _Attempt:
             segments=(self.episode.transcript.segment(),),
             turns=tuple(self.episode.turns),
             spans=tuple(spans),
-            outcome=outcome,
+            outcome=with_origin(outcome, kept),
             started=self.spans.started,
             ended=spans[-1].end if spans else self.spans.started,
-            snapshots=tuple(state.id for state in (self.pristine, *self.frozen) if state is not None),
+            snapshots=tuple(id for id in (*states, *(state.id for state in self.frozen)) if id is not None),
         )
 
     async def outcome(self) -> Outcome:
@@ -137,7 +146,8 @@ class _Attempt:
         self.spans.enter(Stage.SANDBOX_QUEUE)
         asked = clock.now()
         try:
-            async with self.pool.lease(self.pristine, self.launch.task.limits, self.launch.id) as lease:
+            start = await self._start(self.pristine)
+            async with self.pool.lease(start, self.launch.task.limits, self.launch.id) as lease:
                 self.spans.enter(Stage.SANDBOX_START, at=asked + lease.queued_s)
                 try:
                     ended = await self._played(lease.sandbox, self.pristine)
@@ -151,6 +161,16 @@ class _Attempt:
         finally:
             for state in self.frozen:
                 await self.pool.backend.discard(state)
+
+    async def _start(self, pristine: Snapshot) -> Snapshot:
+        """What to fork: the image, or the state at the keep point. Raises `SandboxStartError` if that is gone."""
+        kept = self.launch.kept
+        if kept is None:
+            return pristine
+        state = await self.pool.backend.restore(kept.snapshot)
+        if state is None:
+            raise SandboxStartError(f"{self.launch.id}: the kept state is gone", {"snapshot": kept.snapshot})
+        return state
 
     async def _played(self, sandbox: Sandbox, pristine: Snapshot) -> _Played | Outcome:
         """What is left to grade, or the outcome of a task that ended before its last step."""
@@ -172,10 +192,24 @@ class _Attempt:
         raise AssertionError("the last step returns")
 
     async def _play(self, task: Task, step: str, sandbox: Sandbox) -> _Played:
-        budget = await self.agent.play(task, self.episode, sandbox, self.session, self.spans, self.seed)
+        between = self._keep_points(sandbox)
+        budget = await self.agent.play(task, self.episode, sandbox, self.session, self.spans, self.seed, between)
         self.spans.enter(Stage.VERIFY)
         self.frozen.append(await sandbox.snapshot())
         return _Played(task=task, step=step, state=self.frozen[-1], budget=budget)
+
+    def _keep_points(self, sandbox: Sandbox) -> KeepPoints | None:
+        """A task of several steps has none: what its steps were graded would have to be kept as well."""
+        if self.keeper is None or self.launch.task.steps:
+            return None
+        return KeepPoints(
+            keeper=self.keeper,
+            launch=self.launch,
+            episode=self.episode,
+            sandbox=sandbox,
+            spans=self.spans,
+            last_s=self.episode.spent_s,
+        )
 
     async def _grade(self, played: _Played, pristine: Snapshot) -> Grade:
         self.spans.enter(Stage.VERIFIER_QUEUE)

@@ -115,6 +115,15 @@ class Transcript:
         self._logprobs = [0.0] * len(prompt)
         self._versions = [UNSAMPLED] * len(prompt)
 
+    @classmethod
+    def of(cls, segment: Segment) -> Transcript:
+        """Goes on where `segment` ends."""
+        transcript = cls(())
+        transcript._tokens = segment.tokens_T.tolist()
+        transcript._logprobs = segment.logprobs_T.tolist()
+        transcript._versions = segment.versions_T.tolist()
+        return transcript
+
     def __len__(self) -> int:
         return len(self._tokens)
 

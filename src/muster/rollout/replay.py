@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from muster.errors import SandboxLost
 from muster.rollout.actions import describe
-from muster.rollout.agent import AgentConfig, Episode, Spent
+from muster.rollout.agent import AgentConfig, Between, Episode, Spent
 from muster.rollout.attempt import Rollout
 from muster.rollout.renderer import Transcript
 from muster.rollout.sameness import Sameness, compare
@@ -122,6 +122,7 @@ class Recorded:
         session: Session,
         spans: SpanRecorder,
         seed: int | None = None,
+        between: Between | None = None,
     ) -> Spent | None:
         turns = [turn for turn in self._trajectory.turns if turn.step == episode.step]
         for turn in turns:

@@ -17,6 +17,7 @@ class SpanRecorder:
         self.current = stage
         self.started = self._since = clock.now()
         self._spans: list[Span] = []
+        self.sampled_tokens = 0  # in the requests that have come back
 
     def enter(self, stage: Stage, *, at: float | None = None) -> None:
         """From now (or from `at`, not before the last change) on the owner is in `stage`."""
@@ -27,6 +28,7 @@ class SpanRecorder:
 
     def completed(self, completion: Completion, *, next_stage: Stage) -> None:
         """Split the request that just ended by what the engine says of it; what it does not explain is queue."""
+        self.sampled_tokens += len(completion.tokens_T)
         now = clock.now()
         total = now - self._since
         parts = [

@@ -109,6 +109,12 @@ class BoundedBackend:
             raise SandboxStartError(f"{label}: {hung}", hung.evidence) from None
         return BoundedSandbox(inner, self._deadlines)
 
+    async def restore(self, id: str) -> Snapshot | None:
+        try:
+            return await bounded("restore", self._backend.restore(id), self._deadlines.snapshot_s)
+        except Hung:
+            return None
+
     async def discard(self, snapshot: Snapshot) -> None:
         try:
             await bounded("discard", self._backend.discard(snapshot), self._deadlines.close_s)
@@ -142,6 +148,9 @@ class BoundedSandbox:
 
     async def snapshot(self) -> Snapshot:
         return await self._bounded("snapshot", self._inner.snapshot(), self._deadlines.snapshot_s)
+
+    async def keep(self) -> Snapshot | None:
+        return await self._bounded("keep", self._inner.keep(), self._deadlines.snapshot_s)
 
     async def alive(self) -> bool:
         if self._lost is not None:

@@ -1,6 +1,7 @@
 """The sandbox port: fork a frozen state, run commands in it, freeze it again.
 
     prepare(image) ─► Snapshot ─fork─► Sandbox ─run…─► snapshot() ─► Snapshot ─fork─► …
+                                               keep() ─► Snapshot, which a later process restores by its id
 
 A `Sandbox` belongs to one user at a time, who may have several sessions (shells) in it, each with one command at a
 time. Every call has a deadline enforced from outside; a call on a dead sandbox raises `SandboxLost` with the
@@ -108,6 +109,14 @@ class Sandbox(Protocol):
         shell answers, and the image's service runs again."""
         ...
 
+    async def keep(self) -> Snapshot | None:
+        """Freeze it as `snapshot` does, for `SandboxBackend.restore`, unless the agent would notice.
+
+        None, and nothing is done: something of it runs beside the main shell, or is held in memory alone, and would not
+        be there afterwards; or no new shell would start; or this backend cannot keep it.
+        """
+        ...
+
     async def alive(self) -> bool: ...
 
     async def close(self) -> Counters:
@@ -135,10 +144,17 @@ class SandboxBackend(Protocol):
         works with the tools of the image, whatever an agent did to them."""
         ...
 
+    async def restore(self, id: str) -> Snapshot | None:
+        """The state of that id that `Sandbox.keep` made, here or in an earlier process on this machine.
+
+        None: it was discarded, its time is over, or it went with its machine.
+        """
+        ...
+
     async def discard(self, snapshot: Snapshot) -> None:
-        """Forget a snapshot that `Sandbox.snapshot` made. Layers that images share stay."""
+        """Forget a snapshot that `Sandbox.snapshot` or `keep` made. Layers that images share stay."""
         ...
 
     async def close(self) -> None:
-        """Close every sandbox and remove all that is not a cached image."""
+        """Close every sandbox and remove all that is neither a cached image nor kept."""
         ...

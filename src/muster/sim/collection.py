@@ -4,17 +4,18 @@
                    on the virtual clock                                     └─ Pool ─ TimedBackend      FakeTrainer
                                             └─► Collected: the journal that a run would have written, and counters
 
-Law: everything above the ports is what production runs. The same world and seed give the same journal, byte for byte, in
-any process; worlds that differ in routing, sandboxes or scheduling play the same programs (`workload.programs`).
+Law: everything above the ports is what production runs. The same world and seed give the same journal, byte for byte,
+in any process; worlds that differ in routing, sandboxes or scheduling play the same programs (`workload.programs`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,29 +41,33 @@ from muster.publish.publisher import Publisher, PublisherConfig
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.pool import Pool, PoolStatistics
 from muster.sim.fake_trainer import FakeTrainer, FakeTrainerConfig
-from muster.sim.programs import Mishaps, PlannedAttempts, Verify
+from muster.sim.programs import Mishaps, PlannedAttempts, Texts, Verify
 from muster.sim.timed_sandbox import SandboxTimes, TimedBackend
 from muster.sim.workload import Program, WorkloadConfig, group_programs
-from muster.types import Evaluation, ImageSpec, Ints, Launch, Limits, Session, Task, VerifierSpec, Version
+from muster.types import Evaluation, ImageSpec, Ints, Launch, Limits, Task, VerifierSpec, Version
 
 Groups = Sequence[Sequence[Program]]
+Plan = Callable[[int], Sequence[Program]]
 
 
 class FleetWorld(BaseModel):
-    """The engines. `engine` replaces the preset where it is given.
+    """The engines: a preset, or a server of your own in its place, with `overrides` laid over either.
 
-    Example: `FleetWorld(replicas=8, preset="h100-llama-8b", router=RouterConfig(policy="affinity"))`
+    Example: `FleetWorld(replicas=8, preset="h100-llama-8b", overrides={"kv_capacity_tokens": 200_000})`
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     replicas: int = Field(default=8, ge=1, description="of one kind")
-    preset: str = Field(default="h100-llama-8b", description="a built-in preset or a file, see `muster engine emulate`")
-    engine: EmulatedEngineConfig | None = Field(default=None, description="a server of your own, in place of the preset")
+    preset: str = Field(default="h100-llama-8b", description="built-in or a file, see `muster engine emulate`")
+    engine: EmulatedEngineConfig | None = Field(default=None, description="a server of your own; None: the preset")
+    overrides: dict[str, Any] = Field(default_factory=dict[str, Any], description="fields of the server to change")
     router: RouterConfig = Field(default_factory=RouterConfig, description="how turns find replicas")
 
     def config(self) -> EmulatedEngineConfig:
-        return self.engine or preset(self.preset)
+        """Raises `ConfigError` for a preset that does not exist, `ValueError` for overrides that cannot be."""
+        server = self.engine or preset(self.preset)
+        return EmulatedEngineConfig.model_validate({**_fields(server), **self.overrides}) if self.overrides else server
 
 
 class SandboxWorld(BaseModel):
@@ -91,7 +96,7 @@ class TrainingWorld(BaseModel):
     checkpoint_every: int = Field(default=1_000_000, ge=1, description="steps between checkpoints; one at the end")
     evaluate_s: float = Field(default=0.0, ge=0, description="an evaluation, during which nothing trains")
     evaluate_every: int = Field(default=0, ge=0, description="steps between evaluations; 0: only at the ends")
-    size_bytes: int = Field(default=0, ge=0, description="a publication; the engine's own config says how fast it is read")
+    size_bytes: int = Field(default=0, ge=0, description="a publication; the engine says how fast it is read")
     drift_m2: float = Field(default=1e-4, ge=0, description="mean squared log-ratio between consecutive versions")
     publisher: PublisherConfig = Field(default_factory=PublisherConfig, description="what a pause does to requests")
     watch_interval_s: float = Field(default=10.0, gt=0, description="how often engine statistics are read")
@@ -109,7 +114,8 @@ class World(BaseModel):
     fleet: FleetWorld = Field(default_factory=FleetWorld, description="engines and router")
     sandboxes: SandboxWorld = Field(default_factory=SandboxWorld, description="pool, boots and verifiers")
     schedule: SchedulerConfig = Field(
-        default_factory=lambda: SchedulerConfig(groups_per_batch=32, group_size=8), description="how groups become batches"
+        default_factory=lambda: SchedulerConfig(groups_per_batch=32, group_size=8),
+        description="how groups become batches",
     )
     training: TrainingWorld = Field(default_factory=TrainingWorld, description="steps and publications")
     mishaps: Mishaps = Field(default_factory=Mishaps, description="attempts lost to infrastructure")
@@ -144,8 +150,8 @@ def _fields(model: BaseModel) -> dict[str, Any]:
 class Collected:
     """What a collection left behind. `journal` is in memory: close it when it was read.
 
-    engines: each replica's counters at the end. recomputed: prompt tokens of turns whose prefix had been computed before
-    somewhere, and was not found.
+    engines: each replica's counters at the end. booting_s, stopping_s: sandbox seconds spent on these, in a slot.
+    plan: the programs of a group, by its number.
     """
 
     world: World
@@ -153,7 +159,14 @@ class Collected:
     journal: Journal
     engines: tuple[EngineStatistics, ...]
     pool: PoolStatistics
+    booting_s: float
+    stopping_s: float
     virtual_s: float
+    plan: Plan
+
+    def program(self, task_id: str, sibling: int) -> Program:
+        """What an attempt at a task of this run plays."""
+        return self.plan(number_of(task_id))[sibling]
 
     @property
     def hit_rate(self) -> float:
@@ -175,16 +188,20 @@ async def collect(world: World, seed: int, *, groups: Groups | None = None) -> C
     """`simulate` on the running loop, which must be virtual."""
     journal = Journal.in_memory(meta={"run": f"seed {seed}", "config": _config(world)})
     with TemporaryDirectory(prefix="muster-collect-") as directory:
-        replicas = [EmulatedReplica(f"engine{i}", world.fleet.config()) for i in range(world.fleet.replicas)]
+        texts = Texts()
+        engine = world.fleet.config()
+        replicas = [EmulatedReplica(f"engine{i}", engine, policy=texts) for i in range(world.fleet.replicas)]
         fleet = Fleet(replicas, world.fleet.router)
-        pool = _pool(world.sandboxes, seed)
-        program = _plan(world, seed, groups)
+        backend = TimedBackend(world.sandboxes.times, seed=seed)
+        pool = Pool(backend, _pool_config(world.sandboxes))
+        plan = _plan(world, seed, groups)
         attempts = PlannedAttempts(
-            program=program,
+            program=lambda launch: plan(number_of(launch.task.id))[launch.sibling],
             engine=fleet,
             pool=pool,
             verify=world.sandboxes.verify,
             mishaps=world.mishaps,
+            texts=texts,
             released=fleet.release,
         )
         started = clock.now()
@@ -199,14 +216,17 @@ async def collect(world: World, seed: int, *, groups: Groups | None = None) -> C
         journal=journal,
         engines=tuple([await replica.statistics() for replica in replicas]),
         pool=pool.statistics(),
+        booting_s=backend.booting_s,
+        stopping_s=backend.stopping_s,
         virtual_s=clock.now(),
+        plan=plan,
     )
 
 
 class NumberedTasks:
     """A task source without end: task n is what group n plays. Nothing is learned and nothing quarantined."""
 
-    quarantined: dict[str, str] = {}
+    quarantined: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, task: Callable[[int], Task] | None = None) -> None:
         """task: makes the n-th; None: one without files."""
@@ -247,24 +267,19 @@ def number_of(task_id: str) -> int:
     return int(task_id.removeprefix("task"))
 
 
-def _plan(world: World, seed: int, groups: Groups | None) -> Callable[[Launch], Program]:
-    @lru_cache(maxsize=None)
-    def siblings(number: int) -> Sequence[Program]:
-        if groups is not None:
-            return groups[number % len(groups)]
-        return group_programs(world.workload, seed, number)
-
-    return lambda launch: siblings(number_of(launch.task.id))[launch.sibling]
+def _plan(world: World, seed: int, groups: Groups | None) -> Plan:
+    if groups is not None:
+        return lambda number: groups[number % len(groups)]
+    return cache(lambda number: group_programs(world.workload, seed, number))
 
 
-def _pool(sandboxes: SandboxWorld, seed: int) -> Pool:
-    config = SandboxConfig(
+def _pool_config(sandboxes: SandboxWorld) -> SandboxConfig:
+    return SandboxConfig(
         slots=sandboxes.slots,
         warm=sandboxes.warm,
         verifier_slots=sandboxes.verifier_slots,
         boots_per_s=sandboxes.boots_per_s,
     )
-    return Pool(TimedBackend(sandboxes.times, seed=seed), config)
 
 
 class Playing(Attempts, Protocol):

@@ -3,8 +3,10 @@
     prepare ─► Snapshot (an id; files live in the backend) ─► fork ─► run: a few commands over a dict of files
 
 Law: deterministic; time passes only through `muster.clock`, chance only through the generator passed in. It keeps
-the sandbox contract as far as a dict can. Knows echo, cat, ls, pwd, cd, mkdir, touch, rm, mv, cp, test, sleep,
-true, false, export, NAME=value, exit, bash FILE, and `destroy`, with which a simulated model ends its sandbox.
+the sandbox contract as far as a dict can. Knows echo, cat, ls, pwd, cd, mkdir, touch, rm, mv, cp, test, sleep (also
+with `&`: the only thing that runs in the background), true, false, export, NAME=value, exit, bash FILE, and `destroy`,
+with which a simulated model ends its sandbox. What is kept lives in a `FakeDisk`, which a test or the simulator hands
+on to the next backend, as a machine would.
 Syntax: words with quotes and $NAME, `;`, newline, `&&`, `||`, `>` and `>>`.
 """
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -52,6 +54,14 @@ class _State:
     shell: Shell
 
 
+@dataclass(slots=True)
+class FakeDisk:
+    """Where kept states outlive their backend. `kept.clear()` is the end of the machine."""
+
+    kept: dict[str, tuple[Snapshot, _State]] = field(default_factory=dict[str, "tuple[Snapshot, _State]"])
+    made: int = 0
+
+
 class FakeBackend:
     """Implements `sandbox.port.SandboxBackend`.
 
@@ -63,9 +73,11 @@ class FakeBackend:
         timing: FakeTiming | None = None,
         faults: FakeFaults | None = None,
         rng: np.random.Generator | None = None,
+        disk: FakeDisk | None = None,
     ) -> None:
         self.timing = timing or FakeTiming()
         self.faults = faults or FakeFaults()
+        self.disk = disk or FakeDisk()
         self._rng = rng if rng is not None else np.random.default_rng(0)
         self._states: dict[str, _State] = {}
         self._live: dict[str, FakeSandbox] = {}
@@ -92,10 +104,10 @@ class FakeBackend:
         await clock.sleep(self.timing.fork_s)
         if self.happens("start_failure", self.faults.start_failure):
             raise SandboxStartError(f"{label}: injected")
-        state = self._states[snapshot.id]
+        state = self._state(snapshot)
         files = state.files.copy()
         if toolchain is not None:
-            files.take_over(self._states[toolchain.id].files, SYSTEM)
+            files.take_over(self._state(toolchain).files, SYSTEM)
         for mount in mounts:
             files.add_host(mount.source, mount.target)
         # as in the real one: without shell state, only the environment is left
@@ -106,7 +118,12 @@ class FakeBackend:
         self._live[sandbox.id] = sandbox
         return sandbox
 
+    async def restore(self, id: str) -> Snapshot | None:
+        found = self.disk.kept.get(id)
+        return found[0] if found is not None else None
+
     async def discard(self, snapshot: Snapshot) -> None:
+        self.disk.kept.pop(snapshot.id, None)
         if not snapshot.id.startswith("image-"):
             self._states.pop(snapshot.id, None)
 
@@ -120,12 +137,12 @@ class FakeBackend:
 
     @property
     def snapshots(self) -> int:
-        """States held, images included."""
+        """States held, images included; kept ones are on the disk."""
         return len(self._states)
 
     def file(self, snapshot: Snapshot, path: str) -> bytes | None:
         """Content of a file in a frozen state; None if there is none. A fake verifier grades by it."""
-        return self._states[snapshot.id].files.content.get(path)
+        return self._state(snapshot).files.content.get(path)
 
     def happens(self, fault: str, probability: float) -> bool:
         if probability > 0 and float(self._rng.random()) < probability:
@@ -133,10 +150,21 @@ class FakeBackend:
             return True
         return False
 
-    def freeze(self, files: Files, shell: Shell, origin: Snapshot) -> Snapshot:
-        id = f"snapshot-{next(self._numbers)}"
-        self._states[id] = _State(files.copy(), shell.copy())
-        return replace(origin, id=id, shell_state="kept")
+    def freeze(self, files: Files, shell: Shell, origin: Snapshot, *, keep: bool = False) -> Snapshot:
+        state = _State(files.copy(), shell.copy())
+        if keep:
+            self.disk.made += 1
+            snapshot = replace(origin, id=f"kept-{self.disk.made}", shell_state="kept")
+            self.disk.kept[snapshot.id] = (snapshot, state)
+        else:
+            snapshot = replace(origin, id=f"snapshot-{next(self._numbers)}", shell_state="kept")
+            self._states[snapshot.id] = state
+        return snapshot
+
+    def _state(self, snapshot: Snapshot) -> _State:
+        if snapshot.id in self._states:
+            return self._states[snapshot.id]
+        return self.disk.kept[snapshot.id][1]
 
     def forget(self, sandbox: FakeSandbox) -> None:
         del self._live[sandbox.id]
@@ -179,6 +207,7 @@ class FakeSandbox:
         self._lost: SandboxLost | None = None
         self._closed = False
         self._busy_s = 0.0
+        self._background_until = 0.0
 
     async def run(
         self, command: str, timeout_s: float, *, silence_s: float | None = None, session: str = MAIN
@@ -199,7 +228,7 @@ class FakeSandbox:
                 silent=patience.silence_is_next,
             )
         shell = self._shells.setdefault(session, self._fresh_shell())
-        interpreter = Interpreter(self._files, shell, patience.heard)
+        interpreter = Interpreter(self._files, shell, patience.heard, self._in_background)
         exit_code: int | None = None
         timed_out = restarted = False
         try:
@@ -238,6 +267,16 @@ class FakeSandbox:
         await clock.sleep(self._backend.timing.snapshot_s)
         self._origin = self._backend.freeze(self._files, self._shells[MAIN], self._origin)
         self._shells = {MAIN: self._shells[MAIN]}
+        self._background_until = 0.0
+        return self._origin
+
+    async def keep(self) -> Snapshot | None:
+        self._require_live()
+        if clock.now() < self._background_until or len(self._shells) > 1:
+            return None
+        await clock.sleep(self._backend.timing.snapshot_s)
+        self._require_live()  # the simulator may have killed it meanwhile
+        self._origin = self._backend.freeze(self._files, self._shells[MAIN], self._origin, keep=True)
         return self._origin
 
     async def alive(self) -> bool:
@@ -249,6 +288,9 @@ class FakeSandbox:
             self._backend.forget(self)
             await clock.sleep(self._backend.timing.close_s)
         return Counters(cpu_s=self._busy_s, disk_bytes=self._files.size_bytes)
+
+    def _in_background(self, duration_s: float) -> None:
+        self._background_until = max(self._background_until, clock.now() + duration_s)
 
     def _fresh_shell(self) -> Shell:
         return Shell(cwd=self._origin.workdir, variables=dict(self._origin.env))

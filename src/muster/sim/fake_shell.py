@@ -118,13 +118,20 @@ class Files:
 class Interpreter:
     """Runs one command line. `output` holds what it printed so far, also after a time-out.
 
-    `on_output` is called whenever it prints.
+    `on_output` is called whenever it prints, `on_background` with the seconds that something goes on behind it.
     """
 
-    def __init__(self, files: Files, shell: Shell, on_output: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        files: Files,
+        shell: Shell,
+        on_output: Callable[[], None] = lambda: None,
+        on_background: Callable[[float], None] = lambda duration_s: None,
+    ) -> None:
         self._files = files
         self._shell = shell
         self._on_output = on_output
+        self._on_background = on_background
         self.output = ""
         self._commands: dict[str, Callable[[list[str]], str]] = {
             "cat": self._cat,
@@ -179,6 +186,9 @@ class Interpreter:
         return code
 
     async def _execute(self, name: str, arguments: list[str]) -> tuple[int, str]:
+        if name == "sleep" and arguments[-1] == "&":
+            self._on_background(float(arguments[0]))
+            return 0, ""
         if name == "sleep":
             await clock.sleep(float(arguments[0]))
             return 0, ""

@@ -52,6 +52,9 @@ class FaultyBackend:
         sandbox = await self.inner.fork(snapshot, limits=limits, label=label, mounts=mounts, toolchain=toolchain)
         return FaultySandbox(sandbox, self, chaos)
 
+    async def restore(self, id: str) -> Snapshot | None:
+        return await self.inner.restore(id)
+
     async def discard(self, snapshot: Snapshot) -> None:
         await self.inner.discard(snapshot)
 
@@ -75,16 +78,7 @@ class FaultySandbox:
     async def run(
         self, command: str, timeout_s: float, *, silence_s: float | None = None, session: str = MAIN
     ) -> Result:
-        chaos = self._chaos
-        if chaos.happens(Fault.SANDBOX_HANG):
-            chaos.sabotage()
-            await asyncio.Event().wait()
-        if chaos.happens(Fault.SANDBOX_SLOW):
-            await clock.sleep(_STALL.draw(chaos.rng))
-        if chaos.happens(Fault.SANDBOX_DEATH):
-            chaos.sabotage()
-            self._inner.lose()
-            raise SandboxLost(f"{self.id}: injected", by_agent=False, evidence={"injected": True})
+        await self._mishap()
         return await self._inner.run(command, timeout_s, silence_s=silence_s, session=session)
 
     async def read(self, path: str) -> bytes:
@@ -96,6 +90,10 @@ class FaultySandbox:
     async def snapshot(self) -> Snapshot:
         return await self._inner.snapshot()
 
+    async def keep(self) -> Snapshot | None:
+        await self._mishap()
+        return await self._inner.keep()
+
     async def alive(self) -> bool:
         return await self._inner.alive()
 
@@ -105,3 +103,16 @@ class FaultySandbox:
         if self._chaos.happens(Fault.DOUBLED_ACK):
             await self._inner.close()
         return await self._inner.close()
+
+    async def _mishap(self) -> None:
+        """What may happen to a sandbox while something is done to it."""
+        chaos = self._chaos
+        if chaos.happens(Fault.SANDBOX_HANG):
+            chaos.sabotage()
+            await asyncio.Event().wait()
+        if chaos.happens(Fault.SANDBOX_SLOW):
+            await clock.sleep(_STALL.draw(chaos.rng))
+        if chaos.happens(Fault.SANDBOX_DEATH):
+            chaos.sabotage()
+            self._inner.lose()
+            raise SandboxLost(f"{self.id}: injected", by_agent=False, evidence={"injected": True})

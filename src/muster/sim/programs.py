@@ -5,14 +5,14 @@
     with `verify = "in_place"` the verifier runs in the agent's own sandbox and slot
 
 Law: what a program says happens, whoever serves it: a reply has its length, a command its seconds. Token ids are made
-up, but they are ids: siblings share their prompt's, every session goes on with its own, so that a prefix cache sees what
-it would see. Infrastructure may end an attempt (`Mishaps`), and that is INFRA, as in `rollout.attempt`.
+up, but they are ids: siblings share their prompt's, every session goes on with its own, so that a prefix cache sees
+what it would see. Infrastructure may end an attempt (`Mishaps`), and that is INFRA, as in `rollout.attempt`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 from zlib import crc32
 
@@ -26,7 +26,7 @@ from muster.rollout.spans import SpanRecorder
 from muster.sandbox.pool import Lane, Pool, Wanted
 from muster.sandbox.port import Sandbox, Snapshot
 from muster.sim.workload import PlannedTurn, Program
-from muster.types import Ints, Launch, Outcome, Sampling, Segment, Session, Stage, Trajectory, Turn
+from muster.types import Completion, Ints, Launch, Outcome, Sampling, Segment, Session, Stage, Trajectory, Turn, Version
 from muster.types.arrays import UNSAMPLED
 from muster.verifier.attribution import grade
 
@@ -73,10 +73,40 @@ def token_ids(seed: int, start: int, count: int) -> Ints:
     return (x % np.uint64(_IDS)).astype(np.int32) + np.int32(_FIRST_ID)
 
 
+class Texts:
+    """What each live session says and sees from its first token to its last; the policy of emulated replicas that
+    are to say it. Slices of one array a session: an emulated cache compares such prompts without reading them.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[str, Ints] = {}
+
+    def begin(self, launch: Launch, program: Program) -> Ints:
+        """The whole text of `launch`, `program.final_tokens` ids."""
+        prompt, common = program.prompt_tokens, program.common_tokens
+        ids_T = np.concatenate(
+            [
+                token_ids(0, 0, common),
+                token_ids(crc32(launch.task.id.encode()), common, prompt - common),
+                token_ids(crc32(launch.id.encode()), prompt, program.final_tokens - prompt),
+            ]
+        )
+        self._ids[launch.id] = ids_T
+        return ids_T
+
+    def end(self, launch: Launch) -> None:
+        del self._ids[launch.id]
+
+    def __call__(self, prompt: Ints, session: Session, version: Version) -> Ints:
+        """An `engine.emulated.replies.Policy`; the engine cuts it where `max_tokens` ends."""
+        return self._ids[session.id][len(prompt) :]
+
+
 class PlannedAttempts:
     """Implements `orchestrator.dispatch.Attempts`.
 
-    program: what a launch plays. released: called with its session once an attempt has ended, however.
+    program: what a launch plays. texts: also the policy of the replicas behind `engine`, if they are emulated; other
+    engines may say what they like. released: called with its session once an attempt has ended, however.
 
     Example: `PlannedAttempts(program=lambda launch: batch[group(launch)][launch.sibling], engine=fleet, pool=pool)`
     """
@@ -89,6 +119,7 @@ class PlannedAttempts:
         pool: Pool,
         verify: Verify = "fork",
         mishaps: Mishaps | None = None,
+        texts: Texts | None = None,
         released: Callable[[Session], None] = lambda session: None,
     ) -> None:
         self._program = program
@@ -96,6 +127,7 @@ class PlannedAttempts:
         self._pool = pool
         self._verify: Verify = verify
         self._mishaps = mishaps or Mishaps()
+        self._texts = texts or Texts()
         self._released = released
         self._prepared: dict[str, Snapshot] = {}  # by task digest
 
@@ -113,9 +145,14 @@ class PlannedAttempts:
         """Never raises for what the world did."""
         program = self._program(launch)
         attempt = _Attempt(
-            launch=launch, program=program, spans=spans, engine=self._engine, pool=self._pool,
-            context=_Context.of(launch, program), mishap=self._mishaps.of(program, launch.attempt),
-        )  # fmt: skip
+            launch=launch,
+            program=program,
+            spans=spans,
+            engine=self._engine,
+            pool=self._pool,
+            context=_Context.of(self._texts.begin(launch, program), program.prompt_tokens),
+            mishap=self._mishaps.of(program, launch.attempt),
+        )
         try:
             pristine = await self._pool.backend.prepare(launch.task.image)
             self._prepared[launch.task.digest] = pristine
@@ -123,26 +160,23 @@ class PlannedAttempts:
         except BoundaryError as error:
             outcome = boundary(error)
         finally:
+            self._texts.end(launch)
             self._released(attempt.session)
         return attempt.trajectory(outcome)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Context:
-    """The session's token ids so far, in an array that has room for all of them: a prompt is a view, never a copy."""
+    """The session's text so far is a view of all of it, never a copy."""
 
-    seed: int
     ids_T: Ints
     versions_T: Ints
     length: int
+    known: int = 0  # of them an engine has computed before
 
     @classmethod
-    def of(cls, launch: Launch, program: Program) -> _Context:
-        ids_T = np.empty(program.final_tokens, np.int32)
-        versions_T = np.full(program.final_tokens, UNSAMPLED, np.int32)
-        prompt = program.prompt_tokens
-        ids_T[:prompt] = token_ids(crc32(launch.task.id.encode()), 0, prompt)
-        return cls(seed=crc32(launch.id.encode()), ids_T=ids_T, versions_T=versions_T, length=prompt)
+    def of(cls, ids_T: Ints, prompt_tokens: int) -> _Context:
+        return cls(ids_T=ids_T, versions_T=np.full(len(ids_T), UNSAMPLED, np.int32), length=prompt_tokens)
 
     @property
     def tokens_T(self) -> Ints:
@@ -152,12 +186,10 @@ class _Context:
         end = self.length + len(tokens_T)
         self.ids_T[self.length : end] = tokens_T
         self.versions_T[self.length : end] = versions_T
-        self.length = end
+        self.length = self.known = end
 
     def observed(self, count: int) -> None:
-        end = self.length + count
-        self.ids_T[self.length : end] = token_ids(self.seed, self.length, count)
-        self.length = end
+        self.length += count
 
     def segment(self) -> Segment:
         """Ids are left out: nobody reads made-up ones, and a journal of zeros is small."""
@@ -169,6 +201,14 @@ class _Context:
             logprobs_T=zeros_T.view(np.float32),
             versions_T=versions_T,
         )
+
+
+def _split(part: Completion, context: _Context) -> Completion:
+    """Of its prefill, what an engine had computed before and no cache gave back is recomputation."""
+    computed = context.length - part.cached_tokens
+    lost = max(0, context.known - part.cached_tokens)
+    again_s = part.prefill_s * lost / max(1, computed)
+    return replace(part, prefill_s=part.prefill_s - again_s, recompute_s=part.recompute_s + again_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -253,7 +293,7 @@ class _Attempt:
         while count > 0:
             self.spans.enter(Stage.ENGINE_QUEUE)
             part = await self.engine.generate(self.context.tokens_T, Sampling(max_tokens=count), self.session)
-            self.spans.completed(part, next_stage=Stage.TOOL)
+            self.spans.completed(_split(part, self.context), next_stage=Stage.TOOL)
             self.context.sampled(part.tokens_T, part.versions_T)
             count -= len(part.tokens_T)
             cached_tokens = part.cached_tokens if cached_tokens is None else cached_tokens

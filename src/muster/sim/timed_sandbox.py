@@ -40,7 +40,10 @@ def share(seed: int, name: str) -> float:
 
 
 class TimedBackend:
-    """Implements `sandbox.port.SandboxBackend`. Example: `Pool(TimedBackend(SandboxTimes(), seed=7), SandboxConfig())`"""
+    """Implements `sandbox.port.SandboxBackend`. `booting_s`, `stopping_s`: sandbox seconds spent on these so far.
+
+    Example: `Pool(TimedBackend(SandboxTimes(), seed=7), SandboxConfig())`
+    """
 
     def __init__(self, times: SandboxTimes, *, seed: int) -> None:
         self.times = times
@@ -48,6 +51,8 @@ class TimedBackend:
         self._prepared_at: dict[str, float] = {}  # by image; a time to come while it is being prepared
         self._numbers = itertools.count()
         self.live = 0
+        self.booting_s = 0.0
+        self.stopping_s = 0.0
 
     async def prepare(self, image: ImageSpec) -> Snapshot:
         id = f"image-{image.docker_image}"
@@ -66,9 +71,14 @@ class TimedBackend:
         mounts: tuple[Mount, ...] = (),
         toolchain: Snapshot | None = None,
     ) -> TimedSandbox:
-        await clock.sleep(self.times.boot_s.quantile(share(self._seed, f"{snapshot.id}/{label}")))
+        boot_s = self.times.boot_s.quantile(share(self._seed, f"{snapshot.id}/{label}"))
+        self.booting_s += boot_s
+        await clock.sleep(boot_s)
         self.live += 1
         return TimedSandbox(self, f"{label}#{next(self._numbers)}")
+
+    async def restore(self, id: str) -> Snapshot | None:
+        return None
 
     async def discard(self, snapshot: Snapshot) -> None:
         pass
@@ -109,6 +119,9 @@ class TimedSandbox:
         await clock.sleep(self._backend.times.snapshot_s)
         return self._backend.frozen()
 
+    async def keep(self) -> Snapshot | None:
+        return None
+
     async def alive(self) -> bool:
         return not self._closed
 
@@ -116,5 +129,6 @@ class TimedSandbox:
         if not self._closed:
             self._closed = True
             self._backend.live -= 1
+            self._backend.stopping_s += self._backend.times.stop_s
             await clock.sleep(self._backend.times.stop_s)
         return Counters()

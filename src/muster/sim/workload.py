@@ -1,4 +1,4 @@
-"""What a batch consists of: programs that are played, not sampled, so that every arm of a comparison does the same work.
+"""What a batch consists of: programs that are played, so that every arm of a comparison does the same work.
 
     WorkloadConfig, seed, group number ─► one Program a sibling: turns of (reply tokens, command seconds, observation)
 
@@ -58,7 +58,8 @@ class PlannedTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """One sibling's attempt, as it goes when nothing fails. `prompt_tokens` are shared by the group.
+    """One sibling's attempt, as it goes when nothing fails. `prompt_tokens` are shared by the group, the first
+    `common_tokens` of them by all groups.
 
     `seed`: of what befalls its attempts from outside (see `programs.Mishaps`), and of its token ids.
     """
@@ -68,6 +69,7 @@ class Program:
     verify_s: float
     reward: float
     seed: int = 0
+    common_tokens: int = 0
 
     @property
     def sampled_tokens(self) -> int:
@@ -102,7 +104,7 @@ class WorkloadConfig(BaseModel):
     )
     reply_tokens: Lognormal = Field(default=Lognormal(median=220, sigma=1.1, cap=4096), description="a turn")
     observation_tokens: Lognormal = Field(default=Lognormal(median=500, sigma=1.5, cap=4000), description="a turn")
-    max_context_tokens: int = Field(default=98_304, ge=16, description="a program ends when its context would be longer")
+    max_context_tokens: int = Field(default=98_304, ge=16, description="a program ends before its context is longer")
     tool_s: Lognormal = Field(default=Lognormal(median=0.85, sigma=2.5, cap=180.0), description="a command")
     verify_s: Lognormal = Field(default=Lognormal(median=2.0, sigma=1.5, cap=300.0), description="one verification")
     solve_slope: float = Field(

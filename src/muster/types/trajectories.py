@@ -57,12 +57,13 @@ class Turn:
 class Kept:
     """A point between two turns from which an attempt can be continued: its tokens, and its sandbox as it was then.
 
-    launch: which one reached it. snapshot: id of the frozen sandbox. segment and turns: from the beginning of the task,
-    also where `launch` itself continued from an earlier point.
+    launch: which one reached it. snapshot: id of the frozen sandbox. own_s: what the model has used of its time budget.
+    segment and turns: from the beginning of the task, also where `launch` itself continued from an earlier point.
     """
 
     launch: str
     snapshot: str
+    own_s: float
     segment: Segment
     turns: tuple[Turn, ...]
 
@@ -109,16 +110,20 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyGroup:
-    """A complete group whose members were all graded by fact."""
+    """A complete group whose members were all graded by fact.
+
+    `replayed`: ids of members that were sampled, graded and trained for an earlier group, and are used once more.
+    """
 
     id: str
     task_id: str
     submission: int  # order of submission in the run; batch policies reason about it
     members: tuple[Trajectory, ...]
     ready_at: float
+    replayed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        assert self.members, "a ready group has members"
+        assert self.fresh, "a ready group has members of its own"
         assert all(isinstance(m.outcome, Graded) for m in self.members), "only graded members"
 
     @property
@@ -131,8 +136,14 @@ class ReadyGroup:
         return max(rewards) - min(rewards) > 1e-6
 
     @property
+    def fresh(self) -> tuple[Trajectory, ...]:
+        """The members that were sampled for this group: what staleness, bias and counts are about."""
+        return tuple(m for m in self.members if m.id not in self.replayed)
+
+    @property
     def oldest_version(self) -> int:
-        return min(v for m in self.members if (v := m.oldest_version) is not None)
+        """Of the fresh members' sampled tokens."""
+        return min(v for m in self.fresh if (v := m.oldest_version) is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

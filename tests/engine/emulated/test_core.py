@@ -270,7 +270,7 @@ def test_a_row_of_mixed_steps_changes_the_devices_state_once_a_step() -> None:
 
 
 def test_what_is_computed_again_after_a_commit_keeps_its_order() -> None:
-    driven = Driven(config())
+    driven = Driven(config(max_step_tokens=256))
     for seed, name in enumerate("abc"):
         driven.submit(name, prompt(40, seed), 30)
     driven.run_until(0.3)
@@ -286,3 +286,19 @@ def test_a_reply_of_one_token_leaves_its_whole_prompt_in_the_cache() -> None:
     driven.submit("b", np.concatenate([prompt(32), prompt(10, 1)]), 1)
     driven.run()
     assert driven.completions["b"].cached_tokens == 32
+
+
+def test_who_finds_no_room_in_the_step_waits_and_keeps_nothing_of_the_cache() -> None:
+    driven = Driven(config(max_step_tokens=64))
+    driven.submit("before", prompt(65, 1), 1)
+    driven.run()
+    driven.submit("long", prompt(120, 2), 1, at=driven.core.now)
+    driven.submit("next", prompt(65, 1), 1, at=driven.core.now)
+    driven.core.begin(driven.core.now)
+    assert [request.id for request in driven.core._batch.running] == ["long"]
+    assert driven.core._batch.cache.idle == 64
+    driven.core.finish()
+    driven.run()
+    waited = driven.completions["next"]
+    first_step_s = TIMING.step_s + TIMING.chunk_s(64, pairs_of(0, 64))
+    assert (waited.cached_tokens, waited.queue_s) == (64, pytest.approx(first_step_s))

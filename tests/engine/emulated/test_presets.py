@@ -16,7 +16,15 @@ from muster.types import Sampling, Session
 
 
 def test_there_are_the_common_pairs() -> None:
-    assert set(names()) == {"h100-llama-8b", "h100x8-llama-70b", "a100-qwen-7b", "starter-cpu"}
+    assert set(names()) == {
+        "h100-llama-8b",
+        "h100x8-llama-70b",
+        "h100-qwen-7b",
+        "h100x2-qwen-32b",
+        "h100x2-qwen-32b-fp8kv",
+        "a100-qwen-7b",
+        "starter-cpu",
+    }
 
 
 @pytest.mark.parametrize(
@@ -24,6 +32,8 @@ def test_there_are_the_common_pairs() -> None:
     [  # tokens/s of one stream; of a full batch with 1 k of context each; of a prompt. Public figures, see presets.toml
         ("h100-llama-8b", 154, 12_500, 33_000),
         ("a100-qwen-7b", 103, 9_500, 11_000),
+        ("h100-qwen-7b", 164, 15_000, 35_000),
+        ("h100x2-qwen-32b", 57, 5_500, 13_000),
         ("h100x8-llama-70b", 106, 10_500, 24_000),
         ("starter-cpu", 30, 470, 1_100),
     ],
@@ -55,6 +65,17 @@ def test_the_rates_are_what_a_replica_reaches_and_never_exceeds() -> None:
     rates = {"stream": config.stream_decode_rate(), "batch": config.decode_rate(), "prefill": config.prefill_rate()}
     for name, rate in rates.items():
         assert 0.9 * rate < reached[name] <= rate, name
+
+
+def test_agents_find_room_for_their_contexts_on_every_gpu_preset() -> None:
+    short = {name for name in names() if preset(name).max_model_len < 65_536}
+    assert short == {"a100-qwen-7b", "starter-cpu"}
+
+
+def test_keys_and_values_of_half_the_size_are_twice_as_many_and_read_twice_as_fast() -> None:
+    plain, small = preset("h100x2-qwen-32b"), preset("h100x2-qwen-32b-fp8kv")
+    assert small.kv_capacity_tokens == pytest.approx(2 * plain.kv_capacity_tokens, rel=0.01)
+    assert small.timing.context_s == plain.timing.context_s / 2
 
 
 def test_a_preset_is_read_back_from_its_file(tmp_path: Path) -> None:

@@ -66,6 +66,11 @@ class Batch:
         self.prefilling[request] = None
         self._own(self._blocks(len(tokens) + 1) - end // self.config.block_tokens)
 
+    def room(self) -> int:
+        """Tokens of prompts that the next step can compute beyond those already let in; below 1: none."""
+        pending = sum(request.length - request.filled for request in self.prefilling)
+        return self.config.max_step_tokens - self.decoding.rows - pending
+
     def chunks(self) -> list[Chunk]:
         """What the next step computes of prompts: in order of admission while it has room."""
         room = self.config.max_step_tokens - self.decoding.rows

@@ -116,7 +116,7 @@ def fit(observations: Sequence[Observation], limits: EmulatedEngineConfig) -> Ca
     work = [work_of(observation, limits) for observation in observations]
     counts_RC = np.array([[w.steps, w.rows, w.context, w.prefill, w.pairs, 1.0] for w in work], np.float64)
     seconds_R = np.array([o.seconds for o in observations], np.float64)
-    costs_C = _non_negative(counts_RC / seconds_R[:, None], np.ones(len(seconds_R)))
+    costs_C = non_negative(counts_RC / seconds_R[:, None], np.ones(len(seconds_R)))
     step_s, row_s, context_s, prefill_s, pair_s, overhead_s = costs_C.tolist()
     if step_s <= 0 or prefill_s <= 0:
         raise EngineError("calibration: the measured times do not depend on the work; is the server busy otherwise?")
@@ -185,7 +185,7 @@ async def _ask(engine: Engine, prompts: Sequence[Ints], new: int) -> list[Comple
     return await asyncio.gather(*calls)
 
 
-def _non_negative(counts_RC: npt.NDArray[np.float64], target_R: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def non_negative(counts_RC: npt.NDArray[np.float64], target_R: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Least squares without negative costs: a constant that comes out negative is dropped, the worst first."""
     used = [c for c in range(counts_RC.shape[1]) if counts_RC[:, c].any()]
     costs_C = np.zeros(counts_RC.shape[1])

@@ -256,8 +256,12 @@ class EmulatedCore:
     # --- inside: the batch ----------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """First come, first served, while there is a place and memory for the whole prompt."""
-        while self._waiting and not self._batch.full:
+        """First come, first served, while there is a place, room in the step, and memory for the whole prompt.
+
+        As vLLM's scheduler: who finds no room in the step waits, and keeps no memory meanwhile.
+        """
+        room = self._batch.room()
+        while self._waiting and not self._batch.full and room > 0:
             request = self._waiting[0]
             if self._pausing is not None and not (request.ended or request.marks):
                 return  # a finishing pause lets in only what it preempted
@@ -268,6 +272,7 @@ class EmulatedCore:
                     match.owner.followers.append(request)
                 elif self._batch.fits(tokens, match):
                     self._batch.place(request, tokens, match)
+                    room -= len(tokens) - match.cached
                     self._admitted(request, match.cached)
                 else:
                     return

@@ -47,8 +47,8 @@ def logprobs_of(
     position: where `tokens` begins in its sequence; if not at the beginning, `WINDOW` tokens must precede `start`.
     """
     salt = _text(f"{version.number}|{version.digest}|{temperature!r}")
-    mixed = _mixed(_digests(tokens, start, position) ^ salt)
-    logprobs_T = (-0.05 - (mixed >> np.uint64(40)) / np.float64(1 << 24)).astype(np.float32)
+    mixed = (_digests(tokens, start, position) ^ salt) * _ODD
+    logprobs_T = np.float32(-0.05) - (mixed >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
     if start == position == 0 and len(logprobs_T):
         logprobs_T[0] = 0.0
     return logprobs_T

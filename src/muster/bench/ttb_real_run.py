@@ -1,0 +1,190 @@
+"""One batch, collected for real: real sandboxes, commands and verifiers, engines behind HTTP, the wall clock.
+
+    World (scaled), programs ─► tasks, engine processes, namespace sandboxes ─► Orchestrator … ─► journal ─► Measured
+         baseline: ColdBackend adds the declared cold start and stop
+
+Law: the parts are those of a training run (`run.py`), but for the trainer, which takes no time, and for what the policy
+says, which is replayed. Nothing is left behind, whatever happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from muster import clock
+from muster.bench.ttb_real_cold import ColdBackend
+from muster.bench.ttb_real_engines import serve
+from muster.bench.ttb_real_scale import Groups
+from muster.bench.ttb_real_tasks import write_tasks
+from muster.bench.ttb_real_words import WordTokenizer, placed
+from muster.engine.fleet import Fleet
+from muster.engine.port import EngineStatistics
+from muster.journal import Journal, SessionRow
+from muster.orchestrator.loops import Orchestrator
+from muster.orchestrator.resume import Standing
+from muster.rollout.agent import Agent, AgentConfig
+from muster.rollout.attempt import Rollout
+from muster.rollout.renderer import Renderer
+from muster.rollout.spans import SpanRecorder
+from muster.sandbox.config import SandboxConfig
+from muster.sandbox.deadlines import BoundedBackend, DeadlineConfig
+from muster.sandbox.namespace import NamespaceBackend
+from muster.sandbox.pool import Pool
+from muster.sandbox.port import SandboxBackend
+from muster.sim.collection import NumberedTasks, World, loop, numbered, parts
+from muster.sim.timed_sandbox import share
+from muster.types import Launch, Trajectory
+from muster.verifier.script import ScriptVerifier, VerifierConfig
+
+COMMAND_SLACK_S = 30.0
+_NO_LIMIT = 1 << 40
+_OUTPUT_BYTES = 1 << 20  # an observation is shown whole: its tokens are planned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What runs share: directories below one root, and how many processes serve the engines."""
+
+    root: Path
+    processes: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a real collection left. `cpu_share`: of all cores, busy with anything; `control_share`: of one core, by the
+    process that schedules. Close the journal when it was read."""
+
+    journal: Journal
+    engines: tuple[EngineStatistics, ...]
+    wall_s: float
+    cpu_share: float
+    control_share: float
+
+
+def collect_real(world: World, groups: Groups, seed: int, place: Place, *, cold: bool) -> Measured:
+    """One batch of `groups` in `world`, whose seconds are real. `cold`: sandboxes as `world.sandboxes.times` has them.
+
+    Raises what stops a run: `EngineError`, `SandboxStartError`, `AdmissionStopped`.
+    """
+    return clock.run(_collect(world, groups, seed, place, cold=cold))
+
+
+async def _collect(world: World, groups: Groups, seed: int, place: Place, *, cold: bool) -> Measured:
+    names = [f"engine{i}" for i in range(world.fleet.replicas)]
+    async with contextlib.AsyncExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="run-", dir=place.root)))
+        tasks = write_tasks(groups, scratch / "tasks")
+        Journal.create(scratch / "journal.db", meta={"run": f"seed {seed}"}).close()
+        journal = stack.enter_context(Journal.open(scratch / "journal.db", write=True))
+        replicas = await stack.enter_async_context(
+            serve(names, world.fleet.config(), groups, processes=place.processes)
+        )
+        pool = await stack.enter_async_context(_pool(world, seed, place, cold=cold))
+        fleet = Fleet(replicas, world.fleet.router)
+        agent = Agent(engine=fleet, renderer=Renderer(WordTokenizer()), config=_agent(groups))
+        rollout = Rollout(
+            agent=agent,
+            pool=pool,
+            verifier=ScriptVerifier(pool, VerifierConfig(scratch_dir=scratch)),
+            released=fleet.release,
+        )
+        cohort = NumberedTasks(lambda number: tasks[number % len(tasks)])
+        driven = parts(world, journal, Paced(rollout=rollout, groups=groups), replicas, cohort)
+        orchestrator = Orchestrator(loop(world.training), driven, Standing(), directory=scratch, seed=seed)
+        started, machine, own_s = clock.now(), Busy.now(), clock.cpu_s()
+        journal.record(SessionRow(id=1, started=started, pid=0))
+        await orchestrator.run()
+        ended, machine, own_s = clock.now(), Busy.now() - machine, clock.cpu_s() - own_s
+        journal.record(SessionRow(id=1, started=started, pid=0, ended=ended, reason="done"))
+        return Measured(
+            journal=journal.copied(),
+            engines=tuple([await replica.statistics() for replica in replicas]),
+            wall_s=ended - started,
+            cpu_share=machine.share,
+            control_share=own_s / (ended - started),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paced:
+    """Attempts that end with their program's last turn, as one does that has nothing left to do. Implements
+    `collection.Playing`."""
+
+    rollout: Rollout
+    groups: Groups
+
+    async def run(self, launch: Launch, spans: SpanRecorder, seed: int | None = None) -> Trajectory:
+        group, sibling = placed(launch.id, len(self.groups))
+        task = replace(launch.task, max_turns=len(self.groups[group][sibling].turns))
+        return await self.rollout.run(replace(launch, task=task), spans, seed)
+
+    def prefetch(self, launches: Sequence[Launch]) -> None:
+        self.rollout.prefetch(launches)
+
+
+def _agent(groups: Groups) -> AgentConfig:
+    """No limit but the program's own."""
+    turns = [turn for siblings in groups for program in siblings for turn in program.turns]
+    return AgentConfig(
+        prompt="zero_shot",
+        temperature=1.0,
+        max_turns=_NO_LIMIT,
+        max_tokens_per_turn=max(turn.reply_tokens for turn in turns),
+        max_tokens=_NO_LIMIT,
+        max_context_tokens=_NO_LIMIT,
+        command_timeout_s=max(turn.tool_s for turn in turns) + COMMAND_SLACK_S,
+        time_budget_s=_NO_LIMIT,
+        observation_chars=_OUTPUT_BYTES,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _pool(world: World, seed: int, place: Place, *, cold: bool) -> AsyncIterator[Pool]:
+    """Namespace sandboxes; `cold`: with the declared start, which depends on the seed and the launch, and stop."""
+    sandboxes, times = world.sandboxes, world.sandboxes.times
+    config = SandboxConfig(
+        state_dir=place.root / "sandboxes",
+        slots=sandboxes.slots,
+        warm=sandboxes.warm,
+        verifier_slots=sandboxes.verifier_slots,
+        boots_per_s=sandboxes.boots_per_s,
+        output_cap_bytes=_OUTPUT_BYTES,
+    )
+
+    def start_s(label: str) -> float:
+        group, _ = placed(label, world.workload.groups)
+        return times.boot_s.quantile(share(seed, f"image-{numbered(group).id}/{label}"))
+
+    async with contextlib.AsyncExitStack() as stack:
+        namespace = NamespaceBackend(config, run="ttb")
+        stack.push_async_callback(namespace.close)
+        backend: SandboxBackend = BoundedBackend(namespace, DeadlineConfig())
+        if cold:
+            backend = ColdBackend(inner=backend, start_s=start_s, stop_s=times.stop_s)
+        pool = Pool(backend, config)
+        stack.push_async_callback(pool.close)
+        yield pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """CPU time of the whole machine since it started, in ticks."""
+
+    busy: int
+    all: int
+
+    @classmethod
+    def now(cls) -> Busy:
+        ticks = [int(word) for word in Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]]
+        return cls(busy=sum(ticks) - ticks[3] - ticks[4], all=sum(ticks))  # idle and waiting for the disk
+
+    def __sub__(self, before: Busy) -> Busy:
+        return Busy(busy=self.busy - before.busy, all=self.all - before.all)
+
+    @property
+    def share(self) -> float:
+        return self.busy / self.all if self.all else 0.0
