@@ -54,6 +54,12 @@ def test_a_wrong_override_is_one_clear_line(override: str, message: str) -> None
     assert "\n" not in str(error.value)
 
 
+def test_a_limit_on_a_distance_that_nothing_measures_is_refused() -> None:
+    load(None, ["schedule.max_lag=2", "schedule.max_divergence=0.1"])
+    with pytest.raises(ConfigError, match="nothing would measure the distance"):
+        load(None, ["schedule.max_lag=2", "schedule.max_divergence=0.1", "trainer.drift_tokens=0"])
+
+
 def test_lag_without_a_correction_is_refused() -> None:
     with pytest.raises(ConfigError, match="only with a correction"):
         load(None, ["schedule.max_lag=1", 'trainer.correction={kind="none"}'])

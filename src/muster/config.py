@@ -75,6 +75,15 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _distance_is_measured(self) -> RunConfig:
+        if self.schedule.max_divergence is not None and not self.trainer.drift_tokens:
+            raise ValueError(
+                f"schedule.max_divergence is {self.schedule.max_divergence} and trainer.drift_tokens is 0: "
+                "nothing would measure the distance; set drift_tokens to some hundreds, or leave max_divergence out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _parts_agree(self) -> RunConfig:
         if self.agent.max_context_tokens > self.engine.max_model_len:
             raise ValueError(
@@ -93,8 +102,16 @@ def load(path: Path | None = None, overrides: Iterable[str] = ()) -> RunConfig:
     """Read `path` (defaults alone if None), apply `key=value` overrides, validate. Raises `ConfigError`."""
     values = _read(path) if path else {}
     for override in overrides:
-        _assign(values, override)
+        assign(values, override)
     return validate(values, source=str(path) if path else "configuration")
+
+
+def overridden(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
+    """`config` with `key=value` overrides, validated again. Raises `ConfigError`."""
+    values = config.model_dump(mode="json", exclude_none=True)
+    for override in overrides:
+        assign(values, override)
+    return validate(values)
 
 
 def validate(values: Mapping[str, Any], *, source: str = "configuration") -> RunConfig:
@@ -120,7 +137,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
 
-def _assign(values: dict[str, Any], override: str) -> None:
+def assign(values: dict[str, Any], override: str) -> None:
     """`a.b=3` sets values["a"]["b"]; the value is TOML, or else a string."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():

@@ -229,6 +229,7 @@ class _Built:
     """What training and evaluation share."""
 
     engines: tuple[Replica, ...]
+    fleet: Fleet
     pool: Pool
     rollout: Rollout
     dispatcher: Dispatcher
@@ -269,6 +270,7 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
         canary = agent.begin(place.suites.train[0]).transcript.tokens.tolist()
         yield _Built(
             engines=tuple(engines),
+            fleet=fleet,
             pool=here.pool,
             rollout=rollout,
             dispatcher=dispatcher,
@@ -316,6 +318,8 @@ async def _train(place: _Place, journal: Journal, console: Console, *, plain: bo
                 groups_per_batch=config.schedule.groups_per_batch,
                 canary=np.array(built.canary, np.int32),
                 temperature=config.agent.temperature,
+                divergence_limit=config.trainer.divergence_limit,
+                serves=built.fleet.serving,
             ),
             standing_now,
             directory=place.directory,

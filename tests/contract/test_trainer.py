@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,6 +103,60 @@ def test_a_batch_without_gradient_moves_nothing(bench):
         assert result.metrics["trained_tokens"] == 0 and result.divergence == {}
 
     bench(body)
+
+
+def test_divergence_is_measured_of_every_member_and_moves_nothing(bench):
+    made = random_batch(0)
+
+    async def body(trainer: Trainer) -> tuple[Any, Any, Any]:
+        before = await trainer.export(0)
+        first = await trainer.measure(made.groups)
+        again = await trainer.measure(made.groups[:1])
+        after = await trainer.export(0)
+        assert before.version.digest == after.version.digest
+        return first, again, await trainer.step(made)
+
+    first, again, result = bench(body)
+    assert set(first) == {m.id for g in made.groups for m in g.members}
+    assert {id: first[id] for id in again} == again and set(again) == {m.id for m in made.groups[0].members}
+    for id, k3 in result.divergence.items():  # what the step reports of the same weights
+        assert first[id].k3 == pytest.approx(k3, rel=1e-3, abs=1e-6) and first[id].rms >= 0
+
+
+def test_divergence_is_of_the_present_weights(bench):
+    made = random_batch(0)
+
+    async def body(trainer: Trainer) -> tuple[Any, Any]:
+        await trainer.export(0)
+        before = await trainer.measure(made.groups)
+        await trainer.step(made)
+        await trainer.export(1)
+        return before, await trainer.measure(made.groups)
+
+    before, after = bench(body)
+    assert all(before[id] != after[id] for id in before)
+
+
+def test_a_measured_batch_takes_the_same_step(bench, tmp_path):
+    async def body(trainer: Trainer) -> None:
+        await trainer.save(tmp_path / "saved")
+        await trainer.step(random_batch(1))
+        expected = await trainer.export(1)
+        await trainer.restore(tmp_path / "saved")
+        await trainer.measure(random_batch(1).groups)
+        await trainer.step(random_batch(1))
+        assert (await trainer.export(1)).version.digest == expected.version.digest
+
+    bench(body)
+
+
+def test_a_member_that_sampled_nothing_has_no_divergence(bench):
+    made = random_batch(0)
+    silent = replace(made.groups[0].members[0], segments=())
+    group = replace(made.groups[0], members=(silent, *made.groups[0].members[1:]))
+    found = bench(lambda trainer: trainer.measure([group]))
+    assert set(found) == {m.id for m in group.members[1:]}
+    assert bench(lambda trainer: trainer.measure([])) == {}
 
 
 def test_scores_are_log_probabilities_of_each_token_given_its_past(bench):

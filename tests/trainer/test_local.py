@@ -48,6 +48,10 @@ def tokens_of(made: Batch) -> list[np.ndarray]:
     return [s.tokens_T for g in made.groups for m in g.members for s in m.segments]
 
 
+def lengths(made: Batch) -> list[int]:
+    return [m.sampled_tokens for g in made.groups for m in g.members]
+
+
 def on_policy(made: Batch, trainer: LocalTrainer) -> Batch:
     """The same batch, with behaviour log-probabilities that are the trainer's own."""
     scores = iter(trainer.score(tokens_of(made), temperature=T))
@@ -207,6 +211,59 @@ def test_the_drift_odometer_measures_the_distance_to_the_next_version(make):
     first = trainer.step(made).metrics
     second = trainer.step(made).metrics  # its behaviour policy is exactly one step away
     assert first["drift_m2"] == pytest.approx(second["m2"], rel=1e-3) and first["drift_m2"] > 0
+
+
+def test_a_step_without_a_sample_says_nothing_of_the_drift_and_one_without_an_update_that_there_was_none(make):
+    trainer = make(drift_tokens=0)
+    assert "drift_m2" not in trainer.step(random_batch(7)).metrics
+    assert trainer.step(random_batch(7, rewards=(1.0, 1.0))).metrics["drift_m2"] == 0.0
+
+
+def test_the_odometers_sum_is_an_upper_estimate_of_the_exact_distance(make):
+    """On one sample of tokens it cannot be less, whatever the steps were trained on."""
+    trainer = make(lr=3e-3, drift_tokens=10_000)
+    sample = on_policy(random_batch(3), trainer)
+    driven = 0.0
+    for seed in range(4):
+        made = on_policy(sample, trainer)
+        trainer.step(on_policy(random_batch(seed), trainer))
+        moved = trainer.measure(made.groups)
+        driven += float(np.sqrt(np.average([d.rms**2 for d in moved.values()], weights=lengths(made))))
+    exact = [d.rms**2 for d in trainer.measure(sample.groups).values()]
+    assert 0 < float(np.sqrt(np.average(exact, weights=lengths(sample)))) <= driven
+
+
+def test_divergence_is_a_mean_per_token_so_that_long_trajectories_are_not_punished(make):
+    """Ten times the same exchange is as far away as one, over all its segments; a product of ratios would be not."""
+    trainer = make()
+    (short,) = random_batch(4, groups=1, rewards=(1.0,)).groups
+    member = short.members[0]
+    long = replace(member, id="long", segments=member.segments * 10)
+    found = trainer.measure([replace(short, members=(member, long))])
+    assert found["long"].k3 == pytest.approx(found[member.id].k3, rel=1e-5)
+    assert found["long"].rms == pytest.approx(found[member.id].rms, rel=1e-5)
+
+
+def test_what_was_measured_is_not_scored_again_by_a_step_that_needs_it(make):
+    made = random_batch(8, groups=4)
+    scored = []
+    for measured in (0, 3, 4):
+        trainer = make(updates_per_batch=2, drift_tokens=0)
+        trainer.measure(made.groups[:measured])
+        scored.append(trainer.step(made).metrics["scored_tokens"])
+    assert scored[0] > scored[1] > scored[2] == 0
+
+
+def test_a_measure_is_forgotten_when_the_weights_move(make, tmp_path):
+    trainer = make()
+    made = on_policy(random_batch(8), trainer)
+    assert max(d.k3 for d in trainer.measure(made.groups).values()) < 1e-9
+    trainer.save(tmp_path / "start")
+    trainer.step(random_batch(9))
+    stepped = trainer.measure(made.groups)
+    assert min(d.k3 for d in stepped.values()) > 1e-9
+    trainer.restore(tmp_path / "start")
+    assert max(d.k3 for d in trainer.measure(made.groups).values()) < 1e-9
 
 
 def test_several_updates_compare_with_the_policy_at_the_start_of_the_step(make):

@@ -7,14 +7,14 @@ token, averaged over the groups of the batches after the start and before the la
 
     C       live trajectories: the slots, which are always full
     B       trajectories of a batch
-    M_tail  from the first sibling's start to the last one's end, over the mean length: E[max_i(i·l/C + L_i)] / l, since
-            slots come free one at a time, every l/C
-    rho     rollout rate over train rate: (C/l) · t / B, with t the time from the start of a step until its version serves
+    M_tail  from the first sibling's start to the last one's end, over the mean length l: E[max_i(i·l/C + L_i)] / l,
+            since slots come free one at a time, every l/C
+    rho     rollout rate over train rate: (C/l) · t / B, where a step and its publication take t
     q       complete groups that wait when a step starts, those of its own batch included, in batches
 
-**rho < 1**: the trainer waits. Batches form every T = B·l/C; version k serves t = rho·T after batch k - 1 was ready. A group
-is complete T/2 before its batch is, on average, and began M_tail·l earlier. The number of versions that serve at an
-instant is the floor of a line, half below it on average. The two halves cancel:
+**rho < 1**: the trainer waits. Batches form every T = B·l/C; version k serves t = rho·T after batch k - 1 was ready. A
+group is complete T/2 before its batch is, on average, and began M_tail·l earlier. The number of versions that serve at
+an instant is the floor of a line, half below it on average. The two halves cancel:
 
     lag = C·M_tail/B + rho
 
@@ -26,11 +26,13 @@ instant is the floor of a line, half below it on average. The two halves cancel:
 Its authors' queue has a fixed room and drops the oldest; ours grows until `max_lag` stops admission. The form holds at
 each step with the `q` of that step, so `max_lag` is out of reach here: with it in force, lag is bounded by it.
 
-**The mean token** is younger: within a trajectory of length L it was sampled L/2 after its start, and a long one holds
-more of the tokens, so that its lag is less by (C/B) · (E[L²] / (2·l²) + (G - 1)/(2C)), in both regimes over max(1, rho).
+**The mean token** is younger. A sibling that starts at s_i in its group samples its tokens evenly over L_i, and long
+ones hold more of the tokens, so that with D the duration of the group, C·M_tail/B becomes (C/B) · m with
 
-Policy `greedy`: batches take groups as they come, as the formulas assume. With `fifo` a batch also waits for the oldest.
-Source of the formulas: facts on asynchronous training with a bounded queue, checked there within 0.27 steps.
+    m = Σ L_i · (D - s_i - L_i/2) / (l · Σ L_i)        sums over all trajectories
+
+Policy `greedy`: batches take groups as they come, as the formulas assume; with `fifo` a batch also waits for the
+oldest. Source: a published study of asynchronous training, which found its own runs within 0.27 steps of both forms.
 """
 
 from __future__ import annotations
@@ -50,11 +52,11 @@ from muster.sim.collection import FleetWorld, SandboxWorld, TrainingWorld, World
 from muster.sim.workload import Lognormal, Program, WorkloadConfig, group_programs
 from muster.types.arrays import Floats
 
-TOKEN_S = 0.02
+TOKEN_S = 0.2
 """Seconds a token, whatever else is decoded: so that a trajectory's time is its length."""
 STEPS = 48
 CLOSE_ENOUGH = 0.5
-_UNBOUNDED = 10_000
+_UNBOUNDED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,19 +145,25 @@ def measured(setting: Setting, seed: int) -> Lag:
 
 def predicted(setting: Setting, lengths_NG: Floats, queue: float) -> tuple[float, float]:
     """Lag of the oldest token of a group, and of the mean token, in versions; see the module."""
-    rho, size = setting.rho, setting.group_size
+    rho = setting.rho
     flight = setting.live / setting.batch / max(1.0, rho)  # mean length, in steps
     waits = rho if rho < 1 else (2 * queue + rho - 1) / (2 * rho)
-    oldest = flight * tail_of(setting, lengths_NG) + waits
-    younger = float(np.mean(lengths_NG**2) / np.mean(lengths_NG) ** 2) / 2 + (size - 1) / (2 * setting.live)
-    return oldest, oldest - flight * younger
+    starts_G = _starts(setting, lengths_NG)
+    duration_N1 = (lengths_NG + starts_G).max(axis=1, keepdims=True)
+    age_NG = duration_N1 - starts_G - lengths_NG / 2  # of its mean token, when the group is complete
+    mean_token = float((lengths_NG * age_NG).sum() / lengths_NG.sum() / lengths_NG.mean())
+    return flight * tail_of(setting, lengths_NG) + waits, flight * mean_token + waits
 
 
 def tail_of(setting: Setting, lengths_NG: Floats) -> float:
     """M_tail: time of a group over the mean length of a trajectory, siblings starting as slots come free."""
-    mean = float(lengths_NG.mean())
-    starts_G = np.arange(setting.group_size) * mean / setting.live
-    return float((lengths_NG + starts_G).max(axis=1).mean()) / mean
+    durations_N = (lengths_NG + _starts(setting, lengths_NG)).max(axis=1)
+    return float(durations_N.mean() / lengths_NG.mean())
+
+
+def _starts(setting: Setting, lengths_NG: Floats) -> Floats:
+    """When each sibling starts after the first: a slot comes free every l/C."""
+    return np.arange(setting.group_size) * lengths_NG.mean() / setting.live
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,9 @@ class Declaration(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "world"
-            raise ConfigError(f"fleet {fleet!r} with {', '.join(parts) or 'no parts'}: {where}: {first['msg']}") from None
+            raise ConfigError(
+                f"fleet {fleet!r} with {', '.join(parts) or 'no parts'}: {where}: {first['msg']}"
+            ) from None
 
     def about(self, fleet: str) -> str:
         return str(self._fleet(fleet).get("about", fleet))

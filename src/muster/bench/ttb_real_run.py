@@ -1,7 +1,6 @@
 """One batch, collected for real: real sandboxes, commands and verifiers, engines behind HTTP, the wall clock.
 
-    World (scaled), programs ─► tasks, engine processes, namespace sandboxes ─► Orchestrator … ─► journal ─► Measured
-         baseline: ColdBackend adds the declared cold start and stop
+    World (scaled), programs ─► tasks, engine processes, sandboxes ─► Orchestrator … ─► journal ─► Measured
 
 Law: the parts are those of a training run (`run.py`), but for the trainer, which takes no time, and for what the policy
 says, which is replayed. Nothing is left behind, whatever happens.
@@ -16,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from muster import clock
-from muster.bench.ttb_real_cold import ColdBackend
+from muster.bench.ttb_real_declared import DeclaredBackend
 from muster.bench.ttb_real_engines import serve
 from muster.bench.ttb_real_scale import Groups
 from muster.bench.ttb_real_tasks import write_tasks
@@ -32,10 +31,10 @@ from muster.rollout.renderer import Renderer
 from muster.rollout.spans import SpanRecorder
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.deadlines import BoundedBackend, DeadlineConfig
+from muster.sandbox.docker.backend import DockerBackend
 from muster.sandbox.namespace import NamespaceBackend
 from muster.sandbox.pool import Pool
-from muster.sandbox.port import SandboxBackend
-from muster.sim.collection import NumberedTasks, World, loop, numbered, parts
+from muster.sim.collection import NumberedTasks, World, loop, parts
 from muster.sim.timed_sandbox import share
 from muster.types import Launch, Trajectory
 from muster.verifier.script import ScriptVerifier, VerifierConfig
@@ -47,33 +46,35 @@ _OUTPUT_BYTES = 1 << 20  # an observation is shown whole: its tokens are planned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What runs share: directories below one root, and how many processes serve the engines."""
+    """Where runs happen. `processes` serve the engines. `docker_host`: sandboxes are containers of that daemon."""
 
     root: Path
     processes: int = 2
+    docker_host: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a real collection left. `cpu_share`: of all cores, busy with anything; `control_share`: of one core, by the
+    """What a real collection left. `boot_s`: a fork, as the median of its last ones. `cpu_share`: of all cores, busy with anything; `control_share`: of one core, by the
     process that schedules. Close the journal when it was read."""
 
     journal: Journal
     engines: tuple[EngineStatistics, ...]
+    boot_s: float
     wall_s: float
     cpu_share: float
     control_share: float
 
 
-def collect_real(world: World, groups: Groups, seed: int, place: Place, *, cold: bool) -> Measured:
-    """One batch of `groups` in `world`, whose seconds are real. `cold`: sandboxes as `world.sandboxes.times` has them.
+def collect_real(world: World, groups: Groups, seed: int, place: Place) -> Measured:
+    """One batch of `groups` in `world`, whose seconds are real.
 
     Raises what stops a run: `EngineError`, `SandboxStartError`, `AdmissionStopped`.
     """
-    return clock.run(_collect(world, groups, seed, place, cold=cold))
+    return clock.run(_collect(world, groups, seed, place))
 
 
-async def _collect(world: World, groups: Groups, seed: int, place: Place, *, cold: bool) -> Measured:
+async def _collect(world: World, groups: Groups, seed: int, place: Place) -> Measured:
     names = [f"engine{i}" for i in range(world.fleet.replicas)]
     async with contextlib.AsyncExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="run-", dir=place.root)))
@@ -83,7 +84,7 @@ async def _collect(world: World, groups: Groups, seed: int, place: Place, *, col
         replicas = await stack.enter_async_context(
             serve(names, world.fleet.config(), groups, processes=place.processes)
         )
-        pool = await stack.enter_async_context(_pool(world, seed, place, cold=cold))
+        pool = await stack.enter_async_context(_pool(world, seed, place))
         fleet = Fleet(replicas, world.fleet.router)
         agent = Agent(engine=fleet, renderer=Renderer(WordTokenizer()), config=_agent(groups))
         rollout = Rollout(
@@ -103,6 +104,7 @@ async def _collect(world: World, groups: Groups, seed: int, place: Place, *, col
         return Measured(
             journal=journal.copied(),
             engines=tuple([await replica.statistics() for replica in replicas]),
+            boot_s=pool.statistics().boot_p50_s or 0.0,
             wall_s=ended - started,
             cpu_share=machine.share,
             control_share=own_s / (ended - started),
@@ -143,29 +145,23 @@ def _agent(groups: Groups) -> AgentConfig:
 
 
 @contextlib.asynccontextmanager
-async def _pool(world: World, seed: int, place: Place, *, cold: bool) -> AsyncIterator[Pool]:
-    """Namespace sandboxes; `cold`: with the declared start, which depends on the seed and the launch, and stop."""
-    sandboxes, times = world.sandboxes, world.sandboxes.times
+async def _pool(world: World, seed: int, place: Place) -> AsyncIterator[Pool]:
+    sandboxes = world.sandboxes
     config = SandboxConfig(
         state_dir=place.root / "sandboxes",
+        docker_host=place.docker_host,
         slots=sandboxes.slots,
         warm=sandboxes.warm,
         verifier_slots=sandboxes.verifier_slots,
         boots_per_s=sandboxes.boots_per_s,
         output_cap_bytes=_OUTPUT_BYTES,
     )
-
-    def start_s(label: str) -> float:
-        group, _ = placed(label, world.workload.groups)
-        return times.boot_s.quantile(share(seed, f"image-{numbered(group).id}/{label}"))
-
     async with contextlib.AsyncExitStack() as stack:
-        namespace = NamespaceBackend(config, run="ttb")
-        stack.push_async_callback(namespace.close)
-        backend: SandboxBackend = BoundedBackend(namespace, DeadlineConfig())
-        if cold:
-            backend = ColdBackend(inner=backend, start_s=start_s, stop_s=times.stop_s)
-        pool = Pool(backend, config)
+        backend = NamespaceBackend(config, run="ttb") if place.docker_host is None else DockerBackend(config, run="ttb")
+        stack.push_async_callback(backend.close)
+        bounded = BoundedBackend(backend, DeadlineConfig())
+        declared = DeclaredBackend(bounded, sandboxes.times, share=lambda name: share(seed, name))
+        pool = Pool(declared, config)
         stack.push_async_callback(pool.close)
         yield pool
 

@@ -45,7 +45,7 @@ def scaled_world(world: World, scale: Scale, groups: Groups) -> World:
     concurrency = world.schedule.concurrency
     return world.with_(
         workload={"max_context_tokens": engine.max_model_len - 1, "prompt_tokens": Lognormal(median=1, cap=1)},
-        fleet={"engine": engine},
+        fleet={"engine": engine, "overrides": {}},
         sandboxes={"times": _times(world.sandboxes.times, scale)},
         schedule={
             "concurrency": concurrency.model_copy(update={"interval_s": concurrency.interval_s / scale.time}),

@@ -47,7 +47,7 @@ def _task(index: int, siblings: Sequence[Program], directory: Path, tokenizer: W
         task,
         instruction=instruction(index, siblings[0].prompt_tokens, tokenizer),
         root=tests.parent,
-        image=ImageSpec(workdir="/app"),
+        image=ImageSpec(docker_image=task.image.docker_image, workdir="/app"),
         verifier=VerifierSpec(tests=tests, timeout_s=VERIFY_TIMEOUT_S),
         digest=hashlib.sha256(f"{task.id}\n{plan}{_TEST}".encode()).hexdigest(),
     )

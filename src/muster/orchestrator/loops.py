@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -26,18 +26,21 @@ from pydantic import BaseModel, ConfigDict, Field
 from muster import clock
 from muster.engine.port import EngineStatistics, Replica
 from muster.errors import EngineError, MusterError
-from muster.journal import CheckpointRow, DropRow, EventRow, GroupRow, Journal, StepRow
+from muster.journal import CheckpointRow, DropRow, EventRow, Journal, StepRow
 from muster.metrics import Mean, Metrics, Sum
-from muster.orchestrator import drift
+from muster.orchestrator import drift, staleness
+from muster.orchestrator.book import GroupBook
 from muster.orchestrator.delivery import Delivery
 from muster.orchestrator.device import DeviceRecorder
 from muster.orchestrator.dispatch import Dispatcher, derived_seed
-from muster.orchestrator.groups import Admission, Closed
-from muster.orchestrator.record import batch_row, device_rows, group_row, observe_step
+from muster.orchestrator.groups import Closed
+from muster.orchestrator.record import batch_row, device_rows, observe_step
 from muster.orchestrator.resume import Standing
 from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus, Progress, RunStatus
 from muster.publish.publisher import Publisher
+from muster.rollout.keeping import own_tokens
+from muster.trainer.correction import DivergenceLimit
 from muster.trainer.port import Trainer
 from muster.types import (
     Batch,
@@ -122,6 +125,7 @@ class Parts:
     groups_per_batch: int
     canary: Ints
     temperature: float
+    divergence_limit: DivergenceLimit | None = None  # with action refill, batches are measured before the step
     serves: Callable[[Version | None], None] = lambda version: None  # told what the engines must hold; None: changing
 
 
@@ -139,7 +143,7 @@ class Orchestrator:
         self._stop = asyncio.Event()
         self._looked_at = 0.0  # at the engines
         self._batches: deque[Batch] = deque()
-        self._groups: dict[str, GroupRow] = {}  # rows of the groups that are not closed yet
+        self._book = GroupBook(parts.journal)
         self._device = DeviceRecorder(parts.journal, "trainer", DeviceState.LOADING)
         self._progress = Progress(directory.name, config.steps)
         self._delivery = Delivery(
@@ -169,6 +173,7 @@ class Orchestrator:
                 for task in background:
                     task.cancel()
             await self._look()
+            await self._p.dispatcher.finish()
         except* Stopped:
             if self._device.state is DeviceState.BATCH_WAIT:
                 await self._checkpoint()
@@ -199,8 +204,9 @@ class Orchestrator:
     def _restore(self) -> None:
         """Take up the groups that a killed or stopped process left, and write down what it lost."""
         now, standing = clock.now(), self._standing
-        self._p.journal.record(*(DropRow(id=id, reason="interrupted", at=now) for id in standing.interrupted))
-        self._groups = {g.id: g for g in self._p.journal.rows(GroupRow, "state IN ('open', 'ready')")}
+        lost = standing.interrupted.items()
+        self._p.journal.record(*(DropRow(id=id, reason="interrupted", at=now, sampled_tokens=n) for id, n in lost))
+        self._book.reopen()
         for row in standing.orphaned:
             self._record_closed(Closed(group_id=row.id, drop_reason="task_gone"))
         for closed in self._p.scheduler.restore(
@@ -213,6 +219,7 @@ class Orchestrator:
             put_off=standing.put_off,
             odometer=standing.odometer,
             state=standing.scheduler,
+            load=self._p.journal.trajectory,
         ):
             self._record_closed(closed)
 
@@ -230,7 +237,7 @@ class Orchestrator:
 
     def _admit(self, tasks: asyncio.TaskGroup) -> None:
         admission = self._p.scheduler.admit()
-        self._record_admission(admission)
+        self._book.admitted(admission.groups)
         for launch in admission.launches:
             tasks.create_task(self._attempt(launch), name=launch.id)
         self._p.prefetch(self._p.scheduler.upcoming(PREFETCH))
@@ -238,7 +245,9 @@ class Orchestrator:
     async def _attempt(self, launch: Launch) -> None:
         """Commit, then count, then see what became possible."""
         try:
-            trajectory = await self._p.dispatcher.run(launch, "train", derived_seed(self._seed, launch.id))
+            trajectory = await self._p.dispatcher.run(
+                launch, "train", derived_seed(self._seed, launch.id), fresh=self._p.scheduler.fresh
+            )
         except asyncio.CancelledError:
             self._p.scheduler.cancelled(launch.id)
             self._changed.fire()
@@ -259,6 +268,7 @@ class Orchestrator:
         if cause in (Cause.VERIFIER_FAULT, Cause.IMAGE_FAILED):
             task_id = trajectory.task_id
             if self._p.curriculum.fault(task_id, str(cause)):
+                self._p.scheduler.forget(task_id)
                 reason = self._p.curriculum.quarantined[task_id]
                 self._p.journal.record(EventRow(at=clock.now(), kind="quarantine", message=f"{task_id}: {reason}"))
 
@@ -278,6 +288,8 @@ class Orchestrator:
     async def _train(self) -> None:
         while self._step < self._config.steps:
             batch = await self._next_batch()
+            if await self._refused(batch):
+                continue
             await self._train_on(batch)
             if self._due(self._config.evaluate_every):
                 await self._evaluate()
@@ -295,6 +307,23 @@ class Orchestrator:
         self._p.journal.record(batch_row(batch, self._step, trainer_free_at=self._device.since))
         return batch
 
+    async def _refused(self, batch: Batch) -> bool:
+        """Measure what is stale in it exactly, and give it back if a group is over the limit: it is filled again."""
+        limit, doubtful = self._p.divergence_limit, staleness.suspects(batch)
+        if limit is None or limit.action != "refill" or not doubtful:
+            return False
+        self._device.enter(DeviceState.TRAIN)
+        refused = staleness.over_limit(await self._p.trainer.measure(doubtful), limit, batch)
+        self._device.enter(DeviceState.BATCH_WAIT)
+        if not refused:
+            return False
+        for closed in self._p.scheduler.give_back([batch, *self._batches], refused):
+            self._record_closed(closed)
+        self._batches.clear()
+        self._assemble()
+        self._changed.fire()
+        return True
+
     async def _train_on(self, batch: Batch) -> None:
         self._device.enter(DeviceState.TRAIN)
         started = clock.now()
@@ -307,12 +336,10 @@ class Orchestrator:
             metrics=dict(result.metrics),
             divergence=dict(result.divergence),
         )
-        trained = [
-            replace(self._groups.pop(g.id), state="trained", closed_at=now, step=batch.step) for g in batch.groups
-        ]
         observe_step(self._p.metrics, batch, result)
         with self._p.journal.transaction():
-            self._p.journal.record(step, *trained)
+            self._p.journal.record(step, *self._book.trained(batch, now))
+            self._p.scheduler.trained(batch)
             self._p.journal.set_meta("curriculum", self._p.curriculum.state())
             self._p.journal.set_meta("scheduler", self._p.scheduler.state())
             self._p.metrics.flush(batch.step)
@@ -394,26 +421,15 @@ class Orchestrator:
 
     # --- recording
 
-    def _record_admission(self, admission: Admission) -> None:
-        now = clock.now()
-        groups = [group_row(g, now) for g in admission.groups]
-        self._groups.update({g.id: g for g in groups})
-        self._p.journal.record(*groups)
-
     def _record_closed(self, closed: Closed) -> None:
-        now = clock.now()
-        row = self._groups[closed.group_id]
-        if closed.ready is not None:
-            row = self._groups[row.id] = replace(row, state="ready", ready_at=now)
-        else:
-            row = replace(self._groups.pop(row.id), state="dropped", closed_at=now, drop_reason=closed.drop_reason)
-            if closed.drop_reason == "no_gradient":
-                self._p.metrics.observe("groups_no_gradient", Sum(1))
-        self._p.journal.record(row)
+        self._book.closed(closed)
+        if closed.drop_reason == "no_gradient":
+            self._p.metrics.observe("groups_no_gradient", Sum(1))
+        self._p.dispatcher.forget(closed.group_id)
 
     def _observe(self, trajectory: Trajectory) -> None:
         metrics, outcome = self._p.metrics, trajectory.outcome
-        metrics.observe("sampled_tokens", Sum(trajectory.sampled_tokens))
+        metrics.observe("sampled_tokens", Sum(own_tokens(trajectory)))
         metrics.observe("trajectories_infra", Sum(outcome.verdict is Verdict.INFRA))
         metrics.observe("trajectories_unknown", Sum(outcome.verdict is Verdict.UNKNOWN))
         if isinstance(outcome, Graded):

@@ -42,7 +42,7 @@ class ReadyPool:
     def add(self, group: ReadyGroup) -> None:
         assert group.submission not in self._groups, f"group {group.id} is in the pool already"
         self._groups[group.submission] = group
-        oldest = oldest_version(group.members, default=-1)
+        oldest = oldest_version(group.fresh, default=-1)
         self._oldest[group.submission] = oldest if oldest >= 0 else None
 
     def remove(self, group: ReadyGroup) -> None:

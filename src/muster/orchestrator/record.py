@@ -44,7 +44,8 @@ def batch_row(batch: Batch, version: int, *, trainer_free_at: float) -> BatchRow
         trainer_free_at=trainer_free_at,
         version=version,
         groups=[g.id for g in batch.groups],
-        members=[m.id for g in batch.groups for m in g.members],
+        members=[m.id for g in batch.groups for m in g.fresh],
+        replayed=[id for g in batch.groups for id in g.replayed],
     )
 
 
@@ -58,7 +59,7 @@ def device_rows(statistics: Iterable[EngineStatistics]) -> list[DeviceRow]:
 
 def observe_step(metrics: Metrics, batch: Batch, result: StepResult) -> None:
     """What a batch and the step on it add to the metrics of step `batch.step`."""
-    lags = [lag([m], batch.step) for g in batch.groups for m in g.members]
+    lags = [lag([m], batch.step) for g in batch.groups for m in g.fresh]
     values = {
         **result.metrics,
         "ttb_s": batch.ttb_s,

@@ -9,8 +9,8 @@ A task that is solved once in fifty attempts gives groups without gradient, one 
 success that is trained once. Trained again beside fresh failures it tells the policy what to do more of. A failure is
 never replayed: there is no shortage of them.
 
-Law: pure. Only verified successes are kept, of attempts that the scheduler closed; each of them serves in one group at
-a time and a bounded number of times. Nothing is kept of a task that changed or is not trusted any more. A replayed
+Law: pure. Only verified and unflagged successes are kept, of groups that ended; each of them serves in one group at a
+time, and a bounded number of times. Nothing is kept of a task that changed or is not trusted any more. A replayed
 member keeps the log-probabilities and versions of those that sampled it: the correction sees how old it is.
 
 How the advantage sees it: as one more member. The baseline is the mean over all G + 1, so that a group's advantages
@@ -32,8 +32,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from muster.orchestrator.staleness import Freshness
-from muster.types import Graded, ReadyGroup, Trajectory, Verdict
+from muster.types import Cause, Graded, ReadyGroup, Trajectory, Verdict
 
+FLAGGED = (Cause.TAMPERED, Cause.SANDBOX_DESTROYED_BY_AGENT, Cause.VERIFIER_BROKEN_BY_AGENT)
+"""Attribution makes failures of these; nothing is trained twice should one ever be called a success."""
 EQUAL_REWARDS = 1e-6
 """As in `ReadyGroup.has_gradient`: a success worth no more than the group's own failures teaches nothing."""
 
@@ -89,14 +91,15 @@ class _Known:
 
 
 class ReplayStore:
-    """Example:
+    """Which successes are kept, and which group is given one.
 
-    store = ReplayStore(config, per_batch=64)
-    store.closed(group, grader=task.digest)
-    if (old := store.for_group(group, step, freshness)) is not None:
-        group = joined(group, old)
-    ...
-    store.settled(group)                           # it was trained; or settled(group, dropped="surplus")
+    Example:
+        store = ReplayStore(config, per_batch=64)
+        store.closed(group, grader=task.digest)
+        if (old := store.for_group(group, step, freshness)) is not None:
+            group = joined(group, old)
+        ...
+        store.settled(group)  # it was trained; or settled(group, dropped="surplus")
     """
 
     def __init__(self, config: ReplayConfig, *, per_batch: int) -> None:
@@ -186,9 +189,9 @@ class ReplayStore:
             kept = [_Kept.of(load(name), uses) for name, uses in saved["kept"]]
             recent = deque(map(bool, saved["recent"]), maxlen=self._config.recent_attempts)
             self._tasks[id] = _Known(saved["grader"], recent, kept)
-        waiting = {group.id: group for group in waiting}
-        self._graders = {id: grader for id, grader in state["graders"].items() if id in waiting}
-        names = {name for group in waiting.values() for name in group.replayed}
+        replayed = {group.id: group.replayed for group in waiting}
+        self._graders = {id: grader for id, grader in state["graders"].items() if id in replayed}
+        names = [name for group in replayed.values() for name in group]
         every = (kept for task in self._tasks.values() for kept in task.kept)
         self._lent = {kept.trajectory.id: kept for kept in every if kept.trajectory.id in names}
 
@@ -200,7 +203,7 @@ class ReplayStore:
         if not self._room:
             return
         for member in successes:
-            if member.sampled_tokens:
+            if member.sampled_tokens and member.outcome.cause not in FLAGGED:
                 task.kept.append(_Kept.of(member))
         while len(task.kept) > self._config.per_task and self._drop_first([task]):
             pass

@@ -104,7 +104,8 @@ def _ready(journal: Journal, row: GroupRow) -> ReadyGroup:
         id=row.id,
         task_id=row.task_id,
         submission=row.submission,
-        members=tuple(members[s] for s in sorted(members)),
+        members=(*(members[s] for s in sorted(members)), *(journal.trajectory(id) for id in row.replayed)),
+        replayed=tuple(row.replayed),
         ready_at=row.ready_at if row.ready_at is not None else row.admitted_at,
     )
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from muster.engine.port import EngineStatistics
@@ -29,6 +29,7 @@ from muster.orchestrator.expectation import Expectation, own_s
 from muster.orchestrator.groups import Admission, Assembly, Closed, Group, SchedulerStatistics
 from muster.orchestrator.line import Line
 from muster.orchestrator.ready_pool import ReadyPool
+from muster.orchestrator.replay import ReplayStore, joined
 from muster.orchestrator.staleness import Freshness
 from muster.types import Batch, Graded, Launch, ReadyGroup, Task, Trajectory, Verdict
 
@@ -58,6 +59,7 @@ class Scheduler:
         self._line = Line(config.order)
         self._concurrency = Concurrency(config.concurrency, config.slots)
         self._expectation = Expectation()
+        self._replay = ReplayStore(config.replay, per_batch=config.groups_per_batch * config.group_size)
         self._groups: dict[str, Group] = {}  # open ones, in order of submission
         self._live: dict[str, Launch] = {}
         self._replace: deque[str] = deque()  # dropped groups whose replacement is not admitted yet
@@ -111,7 +113,7 @@ class Scheduler:
     def assemble(self, now: float) -> Assembly:
         """Form the next batch at the instant it becomes possible: call it after every event."""
         step = self._assembled
-        reasons = {**self._too_stale(step), **{g.id: reason for g, reason in self._pool.expire(step)}}
+        reasons = {**self._too_stale(step), **self._expired(step)}
         dropped = [self._dropped(id, reason) for id, reason in reasons.items()]
         groups = None
         if step < self._steps:
@@ -139,10 +141,20 @@ class Scheduler:
         closed: list[Closed] = []
         for group in (g for batch in batches for g in batch.groups):
             if group.id in refused:
+                self._replay.settled(group, dropped=refused[group.id])
                 closed.append(self._dropped(group.id, refused[group.id]))
             else:
                 self._pool.add(group)
         return tuple(closed)
+
+    def trained(self, batch: Batch) -> None:
+        """A step was made on it."""
+        for group in batch.groups:
+            self._replay.settled(group)
+
+    def forget(self, task_id: str) -> None:
+        """The task is not trusted any more: what was learned from attempts at it is not used."""
+        self._replay.forget(task_id)
 
     def published(self, version: int) -> None:
         """Version `version` serves."""
@@ -170,13 +182,15 @@ class Scheduler:
         put_off: Iterable[tuple[str, Task]] = (),
         odometer: Odometer | None = None,
         state: Mapping[str, Any] | None = None,
+        load: Callable[[str], Trajectory] | None = None,
     ) -> list[Closed]:
         """Continue a run whose `groups` were open: their missing siblings are launched ahead of new groups.
 
         The staleness bound is in force from the first step: groups too stale for the next batch are dropped. A
         group whose last member was committed just before the end is closed. Both are returned. `state` is what
-        `state()` gave.
+        `state()` gave; `load` reads a trajectory that it names.
         """
+        ready = tuple(ready)
         self._version, self._assembled, self._submissions = version, assembled, submissions
         self._put_off.extend(put_off)
         self._long = len(self._put_off) >= self._config.groups_per_batch
@@ -184,6 +198,8 @@ class Scheduler:
             self._freshness.odometer = odometer
         if state is not None:
             self._expectation.restore(state["expectation"])
+            if load is not None:
+                self._replay.restore(state["replay"], load, ready)
         closed: list[Closed] = []
         for group in ready:
             self._pool.add(group)
@@ -228,7 +244,7 @@ class Scheduler:
 
     def state(self) -> dict[str, Any]:
         """What it learned of tasks, as plain JSON data; groups and batches are in the journal."""
-        return {"expectation": self._expectation.state()}
+        return {"expectation": self._expectation.state(), "replay": self._replay.state()}
 
     def statistics(self) -> SchedulerStatistics:
         return SchedulerStatistics(
@@ -270,6 +286,14 @@ class Scheduler:
                 found[group.id] = reason
         return found
 
+    def _expired(self, step: int) -> dict[str, str]:
+        """Ready groups too old for batch `step`, with the reason."""
+        found: dict[str, str] = {}
+        for group, reason in self._pool.expire(step):
+            self._replay.settled(group, dropped=reason)
+            found[group.id] = reason
+        return found
+
     def _opened(self, step: int, now: float) -> dict[str, str]:
         """Batch `step` opens. Returns the groups that were launched beyond the need of the one before, with why."""
         self._assembled, self._opened_at = step, now
@@ -290,6 +314,7 @@ class Scheduler:
             surplus[group.id] = "surplus"
             if isinstance(group, ReadyGroup):
                 self._pool.remove(group)
+                self._replay.settled(group, dropped="surplus")
                 continue
             del self._groups[group.id]
             if self._config.surplus == "tail":
@@ -353,7 +378,11 @@ class Scheduler:
             id=group.id, task_id=group.task.id, submission=group.submission, members=members, ready_at=now
         )
         self._source.record(group.task.id, ready.rewards)
+        self._replay.closed(ready, grader=group.task.digest)
+        old = self._replay.for_group(ready, self._assembled, self._freshness)
+        ready = ready if old is None else joined(ready, old)
         if not ready.has_gradient:
+            self._replay.settled(ready, dropped="no_gradient")
             return self._dropped(group.id, "no_gradient")
         self._pool.add(ready)
         return Closed(group_id=group.id, ready=ready)

@@ -3,6 +3,8 @@
     versions of the tokens ─► oldest ─┬─ lag, in versions ─────────────── over max_lag ────────► too_stale
                                       └─ distance, by the odometer, nats ─ over max_divergence ─► diverged
 
+At train time the trainer measures the groups with stale tokens exactly; `over_limit` says which are replaced.
+
 Law: pure. Versions come from the tokens, never from when something was launched or returned. Batch k is trained
 by a trainer that holds version k, so the lag of a group in batch k is k minus its oldest token's version. Tokens of the
 trainer's own version are always fresh: whatever the limits, there is something that may be trained.
@@ -10,24 +12,27 @@ trainer's own version are always fresh: whatever the limits, there is something 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from muster.orchestrator.drift import Odometer
-from muster.types import Trajectory
+from muster.trainer.correction import DivergenceLimit
+from muster.trainer.port import Divergence
+from muster.types import Batch, ReadyGroup, Trajectory
 
 StaleReason = Literal["too_stale", "diverged"]
 
 
 class Freshness:
-    """What may still be trained. Example:
-
-        freshness = Freshness(max_lag=4, max_divergence=0.1)
-        freshness.moved(1, 0.03)                  # after the step that made version 1
-        freshness.reason(group.members, step=1)   # None, "too_stale" or "diverged"
+    """What may still be trained.
 
     max_lag: versions. max_divergence: nats (root-mean-square log-ratio), None for no limit by distance.
     odometer: that of the run so far, `drift.rebuilt(steps)` when it resumes.
+
+    Example:
+        freshness = Freshness(max_lag=4, max_divergence=0.1)
+        freshness.moved(1, 0.03)  # after the step that made version 1
+        freshness.reason(group.members, step=1)  # None, "too_stale" or "diverged"
     """
 
     def __init__(self, max_lag: int, max_divergence: float | None = None, odometer: Odometer | None = None) -> None:
@@ -61,6 +66,8 @@ class Freshness:
         Never before batch `version`. Without it a limit that one step exceeds would sample groups for the next
         batch, drop them, and sample them again, until that step is made.
         """
+        if self.max_divergence is None:
+            return version + self.max_lag
         step = version
         while step < version + self.max_lag and self.verdict(version, step + 1) is None:
             step += 1
@@ -80,6 +87,19 @@ def lag(members: Iterable[Trajectory], step: int) -> int:
     return step - oldest_version(members, default=step)
 
 
-def allowed(members: Iterable[Trajectory], step: int, *, max_lag: int) -> bool:
-    """Whether batch `step` may train on `members`."""
-    return lag(members, step) <= max_lag
+def suspects(batch: Batch) -> tuple[ReadyGroup, ...]:
+    """The groups that the trainer measures before the step: those with a token of an earlier version than its own."""
+    return tuple(g for g in batch.groups if oldest_version(g.members, default=batch.step) < batch.step)
+
+
+def over_limit(measured: Mapping[str, Divergence], limit: DivergenceLimit, batch: Batch) -> dict[str, StaleReason]:
+    """Groups of `batch` that are to be replaced, with the reason: a member was measured over the limit.
+
+    Only groups with a stale token are. What the trainer's own version sampled differs by numerics alone: to sample it
+    again would find the same, and the batch would never be full.
+    """
+    return {
+        group.id: "diverged"
+        for group in suspects(batch)
+        if any(m.id in measured and measured[m.id].k3 > limit.max_k3 for m in group.members)
+    }

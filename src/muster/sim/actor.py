@@ -1,7 +1,7 @@
 """A simulated model: what it replies, and the tokenizer it speaks in.
 
-Law: a reply is a function of the seed, the session and the turn, never of timing: the same attempt plays the same way
-whatever the world does to it. A token is a character.
+Law: a reply is a function of the seed, the sibling and the turn, never of timing: the same sibling plays the same way
+whatever the world does to it, also when it is launched again or continued. A token is a character.
 
     session ─► script: turns, lengths, tool times, success ─► "…… ```bash sleep 3.1; echo yes > done```" ─► "DONE"
 """
@@ -60,15 +60,16 @@ class Actor:
 
     def reply(self, tokens: Ints, session: Session, version: Version) -> Sequence[int]:
         stops = int(np.count_nonzero(tokens == ord(STOP)))
-        script = self._scripts.get(session.id)
+        sibling = _sibling(session)
+        script = self._scripts.get(sibling)
         if script is None:
-            script = self._scripts[session.id] = _Script(stops, self._replies(session))
+            script = self._scripts[sibling] = _Script(stops, self._replies(session))
         turn = (stops - script.opening) // 2
         made = len(tokens) - (int(np.flatnonzero(tokens == ord(START))[-1]) + len(_OPENING))  # before an abort
         return script.replies[min(turn, len(script.replies) - 1)][made:]
 
     def _replies(self, session: Session) -> tuple[list[int], ...]:
-        rng = stream(self._scenario.seed, f"attempt/{session.id}")
+        rng = stream(self._scenario.seed, f"attempt/{_sibling(session)}")
         workload = self._scenario.workload
         stretch = 10 if self._happens(rng, Fault.LONG_TRAJECTORIES) else 1
         turns = max(1, round(workload.turns.draw(rng))) * min(stretch, 3)
@@ -89,3 +90,9 @@ class Actor:
         happens = rng.random() < self._chaos.rates.get(fault, 0.0)
         self._chaos.injected[fault] += happens
         return happens
+
+
+def _sibling(session: Session) -> str:
+    """Of all its launches: `g000012.3a1` is the second one of `g000012.3`."""
+    group, _, launch = session.id.rpartition(".")
+    return f"{group}.{launch.partition('a')[0]}"

@@ -1,21 +1,38 @@
 """Lower bounds on the time to a trainable batch: what no scheduler could beat with this work on these machines.
 
-Law: pure; from numbers to numbers. A bound whose capacity is unknown is left out and named, never guessed.
+Law: pure; from numbers to numbers. Every bound is a relaxation: no schedule, however clairvoyant, beats it. A bound
+whose capacity is unknown is left out and named, never guessed.
 
-For a fixed cohort of trajectories (o sampled tokens, p uncached prompt tokens under perfect prefix reuse, s seconds
-until the sandbox is ready, x of its own commands, v of verification), single-stream rates r1 (decode) and P1
-(prefill), saturated rates R and P of all engines together, S sandbox slots, V verifier workers, M tokens of cache:
+For a fixed cohort of N trajectories (o sampled tokens, p uncached prompt tokens under perfect prefix reuse, s seconds
+until the sandbox is ready, x of its own commands, v of verification), S sandbox slots, V verifier workers:
 
-    engine   max(Σo / R, Σp / P)
-    path     max(s + p/P1 + o/r1 + x + v)               the longest trajectory, alone on the machine
-    slots    Σ(s + o/r1 + x + v) / S                    without o/r1 or v if the slot is free in the meantime
-    kv       Σ over turns of context · (o_turn/r1) / M  plus context · x if the cache is pinned during commands
-    verify   Σv / V
-    boot     N / boot rate + min(path - s)
+    path     max(s + thinking + x + v)                  the longest trajectory, alone on the machine
+    slots    Σh / S, h = s + thinking + x + v           without thinking or v if the slot is free in the meantime;
+             or the k+1 shortest of the kS+1 longest    which some slot must hold one after the other
+             + min v                                    if v comes after the slot
+    verify   Σv / V + min(path - v)                     before the first nothing can be verified
+    boot     max over j of (j-1) / boot rate + the j-th longest path        longest first is optimal (Jackson 1955)
     cpu      Σcpu / cores
+
+What the engine adds depends on what is known of it. Rates alone, r1 and P1 of a single stream (decode, prefill), R and P
+of all engines saturated, M tokens of cache:
+
+    thinking p/P1 + o/r1
+    engine   max(Σo / R, Σp / P)
+    kv       Σ over turns of context · (o_turn/r1) / M  plus context · x if the cache is pinned during commands
+
+With `Capacity.server` and `Cohort.turns` all three are those of its physics, at the contexts that each turn really has,
+and there is one more: `joint`, the least time for which batch, slots and cache suffice at once (`engine_bounds`).
 
 `score = TTB / max(bounds)`. Slot-bound list scheduling is at most 2 - 1/S times the optimum (Graham 1966), so a
 score above 2 there is a bug; a score below 1 is possible only by selection, and is then biased.
+
+What a score above 1 may be made of, apart from bad scheduling. The bounds know how long each trajectory will be, and a
+scheduler does not: one that starts the longest last adds up to its length to `slots`. `path` has the longest one alone
+on its engine, where it in truth shares every step with the others on its replica, of which none knows that it is the
+longest: at D rows with contexts like its own it decodes (step_s + D·w) / (step_s + w) times slower, w = row_s +
+context_s · context. With that factor at 3 and thinking half of the path, no scheduler reaches 1.2 while all replicas
+are in use; fewer trajectories on each are the only cure.
 """
 
 from __future__ import annotations
@@ -26,6 +43,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.sim.engine_bounds import EngineWork, Turns
+
 Array = npt.NDArray[np.float64]
 
 
@@ -35,6 +55,7 @@ class Cohort:
 
     context_decode_N: Σ over turns of context tokens times tokens sampled in that turn (token²)
     context_tool_N: Σ over turns of context tokens times seconds of the command (token·s)
+    turns: all of this turn by turn, for the physics of an engine
     """
 
     output_tokens_N: Array
@@ -45,6 +66,7 @@ class Cohort:
     context_decode_N: Array | None = None
     context_tool_N: Array | None = None
     cpu_s_N: Array | None = None
+    turns: Turns | None = None
 
     def __len__(self) -> int:
         return len(self.output_tokens_N)
@@ -66,6 +88,8 @@ class Capacity:
     hold_while_thinking: bool = True  # the sandbox keeps its slot while the model samples
     hold_while_verifying: bool = True  # and while its final state is graded
     pin_cache_during_tools: bool = False
+    server: EmulatedEngineConfig | None = None  # each of `replicas`; its timing takes the place of the rates
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,22 +115,44 @@ class Bounds:
 
 
 def lower_bounds(cohort: Cohort, capacity: Capacity) -> Bounds:
-    """Every bound that `capacity` allows. Seconds."""
+    """Every bound that `capacity` allows. Seconds.
+
+    Example: `lower_bounds(cohort, Capacity(sandbox_slots=64, server=preset("h100-llama-8b"), replicas=8)).active`
+    """
     if not len(cohort):
         return Bounds(seconds={}, unknown=())
+    work = _work(cohort, capacity)
+    thinking_N = work.alone_s_N if work else _thinking(cohort, capacity)
+    paths_N = None if thinking_N is None else cohort.sandbox_s_N + thinking_N + cohort.tool_s_N + cohort.verify_s_N
     bounds: dict[str, float | None] = {
-        "engine": _engine(cohort, capacity),
-        "path": _path(cohort, capacity),
-        "slots": _slots(cohort, capacity),
-        "kv": _kv(cohort, capacity),
-        "verify": _ratio(float(cohort.verify_s_N.sum()), capacity.verifier_slots),
-        "boot": _boot(cohort, capacity),
+        "engine": work.busy_s if work else _engine(cohort, capacity),
+        "path": None if paths_N is None else float(paths_N.max()),
+        "slots": _slots(cohort, capacity, thinking_N),
+        "kv": _kv(cohort, capacity, work),
+        "verify": _verify(cohort, capacity, paths_N),
+        "boot": _boot(capacity, paths_N),
         "cpu": _ratio(float(cohort.cpu_s_N.sum()), capacity.cores) if cohort.cpu_s_N is not None else None,
     }
-    return Bounds(
-        seconds={name: value for name, value in bounds.items() if value is not None},
-        unknown=tuple(name for name, value in bounds.items() if value is None),
-    )
+    known = {name: value for name, value in bounds.items() if value is not None}
+    if work:
+        known["joint"] = _joint(cohort, capacity, work)
+    return Bounds(seconds=known, unknown=tuple(name for name, value in bounds.items() if value is None))
+
+
+def _work(cohort: Cohort, capacity: Capacity) -> EngineWork | None:
+    if cohort.turns is None or capacity.server is None or not len(cohort.turns.context_T):
+        return None
+    return EngineWork(cohort.turns, len(cohort), capacity.server, capacity.replicas)
+
+
+def _thinking(cohort: Cohort, capacity: Capacity) -> Array | None:
+    """Seconds that each trajectory spends in an engine of its own, from rates."""
+    if not capacity.stream_decode_rate:
+        return None
+    thinking_N = cohort.output_tokens_N / capacity.stream_decode_rate
+    if rate := capacity.stream_prefill_rate or capacity.prefill_rate:
+        thinking_N = thinking_N + cohort.prompt_tokens_N / rate
+    return thinking_N
 
 
 def _engine(cohort: Cohort, capacity: Capacity) -> float | None:
@@ -116,32 +162,32 @@ def _engine(cohort: Cohort, capacity: Capacity) -> float | None:
     return max(known) if known else None
 
 
-def _path(cohort: Cohort, capacity: Capacity) -> float | None:
-    paths_N = _paths(cohort, capacity)
-    return float(paths_N.max()) if paths_N is not None else None
-
-
-def _paths(cohort: Cohort, capacity: Capacity) -> Array | None:
-    if not capacity.stream_decode_rate:
-        return None
-    thinking_N = cohort.output_tokens_N / capacity.stream_decode_rate
-    if rate := capacity.stream_prefill_rate or capacity.prefill_rate:
-        thinking_N = thinking_N + cohort.prompt_tokens_N / rate
-    return cohort.sandbox_s_N + thinking_N + cohort.tool_s_N + cohort.verify_s_N
-
-
-def _slots(cohort: Cohort, capacity: Capacity) -> float | None:
+def _held(cohort: Cohort, capacity: Capacity) -> Array:
+    """Seconds that each trajectory holds its slot, apart from thinking."""
     held_N = cohort.sandbox_s_N + cohort.tool_s_N
-    if capacity.hold_while_verifying:
-        held_N = held_N + cohort.verify_s_N
-    if capacity.hold_while_thinking:
-        if not capacity.stream_decode_rate:
-            return None
-        held_N = held_N + cohort.output_tokens_N / capacity.stream_decode_rate
-    return _ratio(float(held_N.sum()), capacity.sandbox_slots)
+    return held_N + cohort.verify_s_N if capacity.hold_while_verifying else held_N
 
 
-def _kv(cohort: Cohort, capacity: Capacity) -> float | None:
+def _slots(cohort: Cohort, capacity: Capacity, thinking_N: Array | None) -> float | None:
+    slots = capacity.sandbox_slots
+    if not slots:
+        return None
+    held_N, after_s = _held(cohort, capacity), 0.0 if capacity.hold_while_verifying else float(cohort.verify_s_N.min())
+    if not capacity.hold_while_thinking:  # then held in pieces
+        return float(held_N.sum()) / slots + after_s
+    if thinking_N is None:
+        return None
+    held_N = np.sort(held_N + thinking_N)[::-1]
+    in_a_row = [held_N[k * slots - k : k * slots + 1].sum() for k in range(1, (len(held_N) - 1) // slots + 1)]
+    return max(float(held_N.sum()) / slots, *map(float, in_a_row), 0.0) + after_s
+
+
+def _kv(cohort: Cohort, capacity: Capacity, work: EngineWork | None) -> float | None:
+    if work:
+        pinned = work.pinned_alone
+        if capacity.pin_cache_during_tools:
+            pinned += float((work.turns.own_T * work.turns.tool_s_T).sum())
+        return _ratio(pinned, capacity.kv_tokens)
     if cohort.context_decode_N is None or not capacity.stream_decode_rate:
         return None
     held = float(cohort.context_decode_N.sum()) / capacity.stream_decode_rate
@@ -152,12 +198,26 @@ def _kv(cohort: Cohort, capacity: Capacity) -> float | None:
     return _ratio(held, capacity.kv_tokens)
 
 
-def _boot(cohort: Cohort, capacity: Capacity) -> float | None:
-    paths_N = _paths(cohort, capacity)
-    boots_s = _ratio(len(cohort), capacity.boots_per_s)
-    if paths_N is None or boots_s is None:
+def _joint(cohort: Cohort, capacity: Capacity, work: EngineWork) -> float:
+    return work.joint_s(
+        slots=capacity.sandbox_slots if capacity.hold_while_thinking else None,
+        held_s=float(_held(cohort, capacity).sum()),
+        cache_tokens=capacity.kv_tokens,
+    )
+
+
+def _verify(cohort: Cohort, capacity: Capacity, paths_N: Array | None) -> float | None:
+    if not capacity.verifier_slots:
         return None
-    return boots_s + float((paths_N - cohort.sandbox_s_N).min())
+    before_s = 0.0 if paths_N is None else float((paths_N - cohort.verify_s_N).min())
+    return float(cohort.verify_s_N.sum()) / capacity.verifier_slots + before_s
+
+
+def _boot(capacity: Capacity, paths_N: Array | None) -> float | None:
+    if paths_N is None or not capacity.boots_per_s:
+        return None
+    starts_N = np.arange(len(paths_N)) / capacity.boots_per_s
+    return float((starts_N + np.sort(paths_N)[::-1]).max())
 
 
 def _ratio(amount: float, rate: float | None) -> float | None:

@@ -92,6 +92,8 @@ class BrokenAttempts:
         if self._broken is Law.ATTRIBUTION and not isinstance(trajectory.outcome, Graded):
             zero = Graded(verdict=Verdict.FAILURE, reward=0.0, cause=Cause.VERIFIER_FAILED)
             return replace(trajectory, outcome=zero)
+        if self._broken is Law.KEPT and launch.kept is not None:
+            return replace(trajectory, segments=tuple(_stamped_at_the_end(s) for s in trajectory.segments))
         if self._broken is Law.VERSIONS:
             return replace(trajectory, segments=tuple(_stamped_at_the_end(s) for s in trajectory.segments))
         if self._broken is Law.TTB:

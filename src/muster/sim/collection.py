@@ -151,7 +151,7 @@ class Collected:
     """What a collection left behind. `journal` is in memory: close it when it was read.
 
     engines: each replica's counters at the end. booting_s, stopping_s: sandbox seconds spent on these, in a slot.
-    plan: the programs of a group, by its number.
+    sampled: tokens by launch, those of cancelled attempts included. plan: the programs of a group, by its number.
     """
 
     world: World
@@ -162,6 +162,7 @@ class Collected:
     booting_s: float
     stopping_s: float
     virtual_s: float
+    sampled: Mapping[str, int]
     plan: Plan
 
     def program(self, task_id: str, sibling: int) -> Program:
@@ -219,6 +220,7 @@ async def collect(world: World, seed: int, *, groups: Groups | None = None) -> C
         booting_s=backend.booting_s,
         stopping_s=backend.stopping_s,
         virtual_s=clock.now(),
+        sampled=attempts.sampled,
         plan=plan,
     )
 

@@ -39,7 +39,7 @@ from muster.sim.workload import Lognormal, WorkloadConfig
 from muster.types import DeviceState, PublicationRecord
 
 TRAINER = "trainer"
-RECENT = 12
+RECENT = 8
 """Batches of a long run that are fitted, the latest: an older policy did other work."""
 _APART = 4.0
 """Factor between the medians of two kinds of starts that makes them two kinds: forks kept warm, and boots."""
@@ -94,6 +94,10 @@ class Measured:
     def ttb_p50_s(self) -> float:
         return float(np.median(self.ttb_s))
 
+    @property
+    def trainer_wait_mean_s(self) -> float:
+        return float(np.mean(self.trainer_wait_s))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
@@ -110,10 +114,13 @@ class Fitted:
     mishaps: Mishaps
     notes: tuple[str, ...] = ()
 
-    def world(self, setup: Setup) -> World:
-        """The world of this run under `setup`, which may differ from how it was configured."""
+    def world(self, setup: Setup, *, batches: int | None = None) -> World:
+        """The world of this run under `setup`, which may differ from how it was configured.
+
+        batches: to simulate; None: as many as were fitted, after those that are skipped.
+        """
         schedule, engine = setup.schedule, self._engine(setup)
-        steps = len(self.measured.ttb_s) + self.skipped
+        steps = batches or len(self.measured.ttb_s) + self.skipped
         return World(
             workload=WorkloadConfig(
                 groups=schedule.groups_per_batch,
@@ -185,10 +192,7 @@ def fit_run(journal: Journal, setup: Setup, *, engine: EmulatedEngineConfig | No
     visits = [v for t in rows for v in visits_of(t, spans.get(t.id, ()))]
     return Fitted(
         groups=programs,
-        measured=Measured(
-            ttb_s=tuple(b.ready_at - b.opened_at for b in batches),
-            trainer_wait_s=tuple(max(0.0, b.ready_at - b.trainer_free_at) for b in batches),
-        ),
+        measured=_measured(batches),
         skipped=skipped,
         engine=engine or fit_timing(visits, setup.limits, replicas=setup.replicas),
         times=times,
@@ -197,6 +201,18 @@ def fit_run(journal: Journal, setup: Setup, *, engine: EmulatedEngineConfig | No
         pause_s=pause_s,
         mishaps=Mishaps(**infrastructure_losses(own)),
         notes=_notes(groups, journal.count(GroupRow), engine),
+    )
+
+
+def measured(journal: Journal) -> Measured:
+    """Of a run, as far as `fit_run` would look. Raises `UserError` when it has no batch."""
+    return _measured(_recent(journal.rows(BatchRow), 0)[0])
+
+
+def _measured(batches: Sequence[BatchRow]) -> Measured:
+    return Measured(
+        ttb_s=tuple(b.ready_at - b.opened_at for b in batches),
+        trainer_wait_s=tuple(max(0.0, b.ready_at - b.trainer_free_at) for b in batches),
     )
 
 

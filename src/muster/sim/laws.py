@@ -20,7 +20,7 @@ from muster import clock
 from muster.sim.chaos import Chaos
 from muster.sim.fake_engine import logprobs_of
 from muster.sim.scenario import Scenario
-from muster.types import Batch, Cause, Graded, Launch, ReadyGroup, Trajectory, Version
+from muster.types import Batch, Cause, Graded, Kept, Launch, ReadyGroup, Trajectory, Version
 
 REFERENCE_TOKENS_PER_S = 50.0
 MAX_TOKENS_PER_TURN = 1600
@@ -40,6 +40,7 @@ class Law(StrEnum):
     STALENESS = "staleness"  # the bound holds when a batch is trained, also in the first step after a resume
     ONCE = "once"  # no trajectory is trained in two batches
     LOST = "lost"  # no group that was collected is forgotten, also over a kill
+    KEPT = "kept"  # what was continued begins as it was kept: tokens, log-probabilities, versions, turns
     SLOTS = "slots"  # no more live trajectories than slots
     BUDGET = "budget"  # an attempt's own time ends at its budget
     SANDBOXES = "sandboxes"  # every sandbox and frozen state is given back
@@ -62,6 +63,7 @@ class _Seen:
     """What the laws remember over all lives of a world."""
 
     trained: dict[str, int]  # trajectory -> batch
+    kept: dict[str, Kept]  # by its snapshot
     digests: dict[int, str]  # version number -> weights
 
 
@@ -71,7 +73,7 @@ class Laws:
     def __init__(self, scenario: Scenario, chaos: Chaos) -> None:
         self._scenario = scenario
         self._chaos = chaos
-        self._seen = _Seen({}, {})
+        self._seen = _Seen({}, {}, {})
         self._live: set[str] = set()
         self.progress_at = clock.now()
 
@@ -105,9 +107,28 @@ class Laws:
         self.check(Law.ATTRIBUTION, not (sabotaged and graded), f"{launch.id} was hit and is {trajectory.outcome}")
         blamed = trajectory.outcome.cause is Cause.ENGINE_FAILED
         self.check(Law.ATTRIBUTION, sabotaged or not blamed, f"{launch.id}: no engine failed it")
+        self._continued(launch, trajectory)
         self._versions(trajectory)
         self._budget(trajectory)
         self._spans(trajectory)
+
+    def kept(self, kept: Kept) -> None:
+        self._seen.kept[kept.snapshot] = kept
+
+    def _continued(self, launch: Launch, trajectory: Trajectory) -> None:
+        """Held against what the attempt that was lost really had, in an earlier life perhaps."""
+        if launch.kept is None:
+            return
+        true = self._seen.kept.get(launch.kept.snapshot)
+        self.check(Law.KEPT, true is not None, f"{launch.id} goes on from what nobody kept")
+        assert true is not None, "checked"
+        segment, before = trajectory.segments[0], true.segment
+        arrays = ((segment.tokens_T, before.tokens_T), (segment.logprobs_T, before.logprobs_T))
+        arrays += ((segment.versions_T, before.versions_T),)
+        same = all(np.array_equal(now[: len(then)], then) for now, then in arrays)
+        self.check(Law.KEPT, same, f"{launch.id} does not begin with the tokens that were kept")
+        same = trajectory.turns[: len(true.turns)] == true.turns
+        self.check(Law.KEPT, same, f"{launch.id} does not begin with the turns that were kept")
 
     def _versions(self, trajectory: Trajectory) -> None:
         """The fake engine's log-probabilities are a function of the weights: a wrong label does not fit them."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from muster.sim import breaks
 from muster.sim.actor import DONE_FILE, Actor, CharTokenizer
 from muster.sim.chaos import Chaos, Fault, stream
 from muster.sim.fake_engine import FakeRates, FakeReplica
-from muster.sim.fake_sandbox import FakeBackend
+from muster.sim.fake_sandbox import FakeBackend, FakeDisk
 from muster.sim.fake_trainer import FakeTrainer, FakeTrainerConfig
 from muster.sim.fake_verifier import FakeVerifier, FakeVerifierFaults
 from muster.sim.faulty_engine import FaultyReplica, Fleet
@@ -42,7 +43,7 @@ from muster.sim.faulty_sandbox import FaultyBackend
 from muster.sim.laws import MAX_TOKENS_PER_TURN, REFERENCE_TOKENS_PER_S, Law, Laws
 from muster.sim.mortal_journal import MortalJournal
 from muster.sim.scenario import Scenario
-from muster.sim.watched import WatchedAttempts, WatchedTrainer
+from muster.sim.watched import WatchedAttempts, WatchedKeeps, WatchedTrainer
 from muster.tasks.curriculum import Curriculum, CurriculumConfig
 from muster.types import Evaluation, ImageSpec, Limits, Task, VerifierSpec
 from muster.verifier.reward import Problem
@@ -67,6 +68,9 @@ class Cast:
         self.unverifiable = {t.id for t in self.tasks[1:] if stream(scenario.seed, t.id).random() < rate}
         actor = Actor(scenario, self.chaos)
         self.replicas = [_replica(scenario, i, actor, self.chaos) for i in range(scenario.fleet.replicas)]
+        self.disk = FakeDisk()
+        self.wordless: set[str] = set()
+        """Kept states whose word died with a process, between the two: nobody can ask for them, their time runs out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +87,7 @@ class Life:
 def begin(cast: Cast, journal: MortalJournal, directory: Path) -> Life:
     """Start a process where the journal says that the run stands."""
     world, chaos = cast.scenario, cast.chaos
-    backend = FaultyBackend(FakeBackend(), world, chaos, leaks=cast.broken is Law.SANDBOXES)
+    backend = FaultyBackend(FakeBackend(disk=cast.disk), world, chaos, leaks=cast.broken is Law.SANDBOXES)
     fleet = world.fleet
     pool = Pool(
         BoundedBackend(backend, DeadlineConfig()),
@@ -92,13 +96,15 @@ def begin(cast: Cast, journal: MortalJournal, directory: Path) -> Life:
     schedule, agent = _schedule(world), _agent(world)
     breaks.settings(cast.broken, schedule, agent)
     engine = Fleet(cast.replicas, chaos)
+    keeps = WatchedKeeps(journal, pool.backend, float(agent["keep_every_s"]), cast.laws)
     rollout = Rollout(
         agent=Agent(engine=engine, renderer=Renderer(CharTokenizer()), config=AgentConfig.model_validate(agent)),
         pool=pool,
         verifier=_verifier(cast, backend.inner),
+        keeper=keeps,
     )
     attempts = WatchedAttempts(breaks.BrokenAttempts(rollout, cast.broken), cast.laws)
-    dispatcher = Dispatcher(journal, attempts)
+    dispatcher = Dispatcher(journal, attempts, keeps)
     here = breaks.standing(cast.broken, standing(journal, directory, {t.id: t for t in cast.tasks}))
     curriculum = Curriculum(cast.tasks, CurriculumConfig(), stream(world.seed, f"curriculum/{here.submissions}"))
     if here.curriculum:
@@ -189,7 +195,7 @@ def _schedule(world: Scenario) -> dict[str, object]:
     return {name: getattr(world, name) for name in names}
 
 
-def _agent(world: Scenario) -> dict[str, object]:
+def _agent(world: Scenario) -> dict[str, Any]:
     return {
         "prompt": "zero_shot",
         "temperature": 1.0,
@@ -200,6 +206,7 @@ def _agent(world: Scenario) -> dict[str, object]:
         "command_timeout_s": 120.0,
         "time_budget_s": world.time_budget_s,
         "reference_tokens_per_s": REFERENCE_TOKENS_PER_S,
+        "keep_every_s": world.keep_every_s,
     }
 
 

@@ -130,6 +130,7 @@ class PlannedAttempts:
         self._texts = texts or Texts()
         self._released = released
         self._prepared: dict[str, Snapshot] = {}  # by task digest
+        self.sampled: dict[str, int] = {}  # tokens by launch, cancelled ones included
 
     def prefetch(self, launches: Sequence[Launch]) -> None:
         """As `rollout.attempt.Rollout` does."""
@@ -161,6 +162,7 @@ class PlannedAttempts:
             outcome = boundary(error)
         finally:
             self._texts.end(launch)
+            self.sampled[launch.id] = int((attempt.context.versions_T >= 0).sum())
             self._released(attempt.session)
         return attempt.trajectory(outcome)
 

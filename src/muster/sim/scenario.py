@@ -67,7 +67,7 @@ class Scenario:
     """One world, before it begins. `rates`: probability of each enabled fault per occasion (see `Fault`).
 
     `kills`: commits of the journal after which the orchestrator dies, one for each of its first lives.
-    `outage_at_s`: when the boot outage begins.
+    `outage_at_s`: when the boot outage begins. `keep_every_s`: between two keep points of an attempt; 0: none.
     """
 
     seed: int
@@ -87,6 +87,7 @@ class Scenario:
     rates: Mapping[Fault, float]
     kills: tuple[int, ...] = ()
     outage_at_s: float = 0.0
+    keep_every_s: float = 0.0
 
 
 _RATES: Mapping[Fault, tuple[float, float]] = {  # per occasion: fork, command, run of a verifier, request, call, step
@@ -139,6 +140,7 @@ def scenario(seed: int, faults: Collection[Fault] = tuple(Fault)) -> Scenario:
         rates={f: rates[f] for f in Fault if f in enabled},
         kills=tuple(int(n) for n in rng.geometric(1 / 60, size=rng.integers(1, 5))) if Fault.KILL in enabled else (),
         outage_at_s=float(rng.uniform(0.0, 1200.0)),
+        keep_every_s=float(stream(seed, "keep").choice([0.0, 1.0, 10.0, 30.0])),
     )
 
 

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from muster.errors import TrainerError
+from muster.journal import Journal
 from muster.orchestrator.dispatch import Attempts
+from muster.orchestrator.keeps import Keeps
 from muster.rollout.spans import SpanRecorder
+from muster.sandbox.port import SandboxBackend
 from muster.sim.chaos import ATTEMPT, Chaos, Fault
 from muster.sim.fake_trainer import FakeTrainer
 from muster.sim.laws import Laws
 from muster.trainer.port import Divergence, StepResult
-from muster.types import Batch, Floats, Ints, Launch, Publication, ReadyGroup, Trajectory
+from muster.types import Batch, Floats, Ints, Kept, Launch, Publication, ReadyGroup, Trajectory
 
 
 class WatchedAttempts:
@@ -31,6 +34,18 @@ class WatchedAttempts:
             self._laws.gone(launch)
         self._laws.ended(launch, trajectory)
         return trajectory
+
+
+class WatchedKeeps(Keeps):
+    """Keep points, and what each of them was when it was committed."""
+
+    def __init__(self, journal: Journal, backend: SandboxBackend, every_s: float, laws: Laws) -> None:
+        super().__init__(journal, backend, every_s)
+        self._laws = laws
+
+    async def commit(self, launch: Launch, kept: Kept) -> None:
+        self._laws.kept(kept)
+        await super().commit(launch, kept)
 
 
 class WatchedTrainer:

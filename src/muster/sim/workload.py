@@ -103,8 +103,8 @@ class WorkloadConfig(BaseModel):
         default=Lognormal(median=1500, sigma=0.5, cap=8000), description="system prompt and task"
     )
     reply_tokens: Lognormal = Field(default=Lognormal(median=220, sigma=1.1, cap=4096), description="a turn")
-    observation_tokens: Lognormal = Field(default=Lognormal(median=500, sigma=1.5, cap=4000), description="a turn")
-    max_context_tokens: int = Field(default=98_304, ge=16, description="a program ends before its context is longer")
+    observation_tokens: Lognormal = Field(default=Lognormal(median=900, sigma=1.2, cap=3000), description="a turn")
+    max_context_tokens: int = Field(default=122_880, ge=16, description="a program ends before its context is longer")
     tool_s: Lognormal = Field(default=Lognormal(median=0.85, sigma=2.5, cap=180.0), description="a command")
     verify_s: Lognormal = Field(default=Lognormal(median=2.0, sigma=1.5, cap=300.0), description="one verification")
     solve_slope: float = Field(

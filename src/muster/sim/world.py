@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 
 from muster import clock
 from muster.errors import EngineError, PublicationError, TrainerError
-from muster.journal import EventRow, Journal, StepRow, TrajectoryRow
+from muster.journal import EventRow, Journal, KeepRow, StepRow, TrajectoryRow
 from muster.orchestrator.loops import AdmissionStopped
 from muster.sim import breaks
 from muster.sim.account import check_end, check_life
@@ -38,6 +38,8 @@ EXPECTED = (EngineError, PublicationError, TrainerError, AdmissionStopped)
 """What may stop a run: failures of the world, with their cause."""
 MAX_LIVES = 80
 OPERATOR_S = 60.0  # from a stop to the resume
+MACHINE_LOST = 0.2
+"""Of the kills: the process goes on elsewhere, and finds nothing that was kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +126,17 @@ class World:
         backend = life.backend
         cast.laws.check(Law.SANDBOXES, backend.live == 0, f"{backend.live} sandboxes are left")
         cast.laws.check(Law.SANDBOXES, backend.snapshots <= 1, f"{backend.snapshots} states are left")
+        record = life.journal.survivor or life.journal
+        wanted = {s for row in record.rows(KeepRow) for s in (row.snapshot, row.previous)}
+        unwanted = cast.disk.kept.keys() - wanted
         if life.journal.survivor is not None:
+            cast.wordless |= unwanted
             self._killed(cast, life.journal, life.journal.survivor)
             return False
         if isinstance(ended, BaseException):
             self._stopped(ended)
+        kept = unwanted - cast.wordless if ended is not True else cast.disk.kept.keys() - cast.wordless
+        cast.laws.check(Law.SANDBOXES, not kept, f"{len(kept)} kept states are left")
         if life.scheduler.restored:
             check_life(life.journal, life.scheduler.statistics())
         return ended is True
@@ -142,6 +150,8 @@ class World:
             if cast.chaos.rng.random() < 0.5:
                 replica.inner.crash("its orchestrator was killed")
                 replica.inner.restart()
+        if cast.chaos.rng.random() < MACHINE_LOST:
+            cast.disk.kept.clear()
 
     def _stopped(self, error: BaseException) -> None:
         """A stop by the world's failures is what production does; anything else is a broken law."""

@@ -16,23 +16,27 @@ import numpy as np
 from muster.trainer.correction import diagnose
 from muster.trainer.packing import Item
 from muster.trainer.port import Divergence
-from muster.types import Floats, Trajectory
+from muster.types import Floats, Ints, Trajectory
 
 
 class Measured:
     """Scores by trajectory id and segment. `members` are the trajectories that items name by index."""
 
     def __init__(self) -> None:
-        self._scores: dict[tuple[str, int], Floats] = {}
+        self._scores: dict[tuple[str, int], tuple[Ints, Floats]] = {}  # the tokens, and log pi of each
 
     def known(self, items: Iterable[Item], members: Sequence[Trajectory]) -> dict[int, Floats]:
         """Log-probabilities (T,) of the items that were scored, by their segment index."""
-        keys = ((item.segment, (members[item.trajectory].id, item.ordinal)) for item in items)
-        return {segment: self._scores[key] for segment, key in keys if key in self._scores}
+        found: dict[int, Floats] = {}
+        for item in items:
+            tokens_T, scores_T = self._scores.get((members[item.trajectory].id, item.ordinal), (None, None))
+            if scores_T is not None and np.array_equal(tokens_T, item.data.tokens_T):
+                found[item.segment] = scores_T
+        return found
 
     def keep(self, items: Iterable[Item], members: Sequence[Trajectory], scores: Mapping[int, Floats]) -> None:
         for item in items:
-            self._scores[members[item.trajectory].id, item.ordinal] = scores[item.segment]
+            self._scores[members[item.trajectory].id, item.ordinal] = item.data.tokens_T, scores[item.segment]
 
     def forget(self) -> None:
         """The weights move."""

@@ -52,6 +52,7 @@ class Step:
         ]
         self._loss_sum = self._denominator = 0.0
         self._updates: list[Update] = []
+        self._scored_tokens = 0
         self._seconds = dict.fromkeys(("forward_s", "backward_s", "optimizer_s", "drift_s"), 0.0)
         self._drift: Diagnostics | None = None  # between the policies before and after
 
@@ -77,6 +78,7 @@ class Step:
             "grad_norm": max((u.grad_norm for u in self._updates), default=0.0),
             "lr": max((u.lr for u in self._updates), default=0.0),
             "updates": float(len(self._updates)),
+            "scored_tokens": float(self._scored_tokens),  # in passes without a gradient
             "unpacked_tokens": float(sum(len(item.data) for item in self._items)),
             **({} if self._drift is None else {"drift_k3": self._drift.k3, "drift_m2": self._drift.m2}),
             **packed,
@@ -141,6 +143,7 @@ class Step:
     @torch.no_grad()
     def _scores(self, row: Row, compute: Compute | None = None) -> Floats:
         compute = self._learner.compute if compute is None else compute
+        self._scored_tokens += len(row)
         return self._learner.logprobs(compute, row, self._temperature).numpy(force=True)
 
     def _has_gradient(self, item: Item) -> bool:

@@ -1,0 +1,132 @@
+"""Many simulations of few worlds, on all cores: each world on the same draws of the work.
+
+    worlds × draws ─► worker processes: simulate ─► Outcome            in order, whichever ends first
+
+Law: a draw's outcome depends on its world, its number and the groups, so that any process gives the same.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from muster.errors import MusterError
+from muster.journal import BatchRow, Journal, LaunchRow, TrajectoryRow
+from muster.sim.collection import Collected, Groups, World, number_of, simulate
+from muster.sim.fit_programs import draw
+from muster.sim.planner import Outcome, devices
+from muster.sim.workload import Program, group_programs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What is played. `groups` None: what the world itself declares. `skipped`: first batches that do not count."""
+
+    groups: Groups | None = None
+    skipped: int = 0
+
+    def of(self, world: World, number: int) -> Groups | None:
+        if self.groups is None:
+            return None
+        return draw(self.groups, number, world.schedule.group_size)
+
+
+Failed = str
+"""Why a world could not be simulated to its end."""
+
+
+class Draws:
+    """Example: `with drawing(work, jobs=2) as draws: outcomes = draws.outcomes(world, 5)`"""
+
+    def __init__(self, run: Callable[[list[tuple[World, int]]], Iterator[Outcome | Failed]]) -> None:
+        self._run = run
+
+    def outcomes(self, world: World, count: int) -> tuple[Outcome, ...] | Failed:
+        """Draws 0 to `count - 1`; a string when one of them failed."""
+        (outcomes,) = self.each([world], count)
+        return outcomes
+
+    def each(self, worlds: Sequence[World], count: int) -> Iterator[tuple[Outcome, ...] | Failed]:
+        """The same of several worlds, one after the other as they are done."""
+        results = self._run([(world, number) for world in worlds for number in range(count)])
+        for _ in worlds:
+            outcomes = [next(results) for _ in range(count)]
+            failed = [o for o in outcomes if isinstance(o, Failed)]
+            yield failed[0] if failed else tuple(o for o in outcomes if isinstance(o, Outcome))
+
+
+@contextmanager
+def drawing(work: Work, *, jobs: int = 0) -> Iterator[Draws]:
+    """`jobs` processes; 0: one for each core, 1: this one."""
+    jobs = jobs or os.cpu_count() or 1
+    if jobs == 1:
+        yield Draws(lambda tasks: map(_Worker(work), tasks))
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+        try:
+            yield Draws(lambda tasks: pool.map(_Worker(work), tasks))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def play(work: Work, world: World, number: int) -> Outcome | Failed:
+    """One draw in one world, in this process."""
+    groups = work.of(world, number)
+    try:
+        collected = simulate(world, number, groups=groups)
+    except MusterError as error:
+        return str(error)
+    except BaseExceptionGroup as error:
+        stopped, unknown = error.split(MusterError)
+        if unknown is not None or stopped is None:
+            raise
+        return str(stopped.exceptions[0])
+    with collected.journal as journal:
+        return _outcome(journal, collected, groups, work.skipped)
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """What a worker process does with a world and a number."""
+
+    work: Work
+
+    def __call__(self, task: tuple[World, int]) -> Outcome | Failed:
+        return play(self.work, *task)
+
+
+def _outcome(journal: Journal, collected: Collected, groups: Groups | None, skipped: int) -> Outcome:
+    batches = journal.rows(BatchRow)[skipped:]
+    ttb_s = [b.ready_at - b.opened_at for b in batches]
+    waits_s = [max(0.0, b.ready_at - b.trainer_free_at) for b in batches]
+    world = collected.world
+    return Outcome(
+        ttb_p50_s=float(np.median(ttb_s)),
+        ttb_mean_s=float(np.mean(ttb_s)),
+        trainer_wait_s=float(np.mean(waits_s)),
+        device_s=devices(world) * float(np.mean(ttb_s)),
+        length_ratio=_length_ratio(journal, collected, groups),
+    )
+
+
+def _length_ratio(journal: Journal, collected: Collected, groups: Groups | None) -> float:
+    """Sampled tokens of a trained trajectory over those of a launched program, on average. Programs are known whole,
+    so that what was cancelled halfway counts with its full length."""
+    members = {m for b in journal.rows(BatchRow) for m in b.members}
+    trained = [t.sampled_tokens for t in journal.rows(TrajectoryRow) if t.id in members]
+    launched = dict.fromkeys(x.task_id for x in journal.rows(LaunchRow))
+    programs = [p for id in launched for p in _siblings(collected, groups, number_of(id))]
+    return float(np.mean(trained) / np.mean([p.sampled_tokens for p in programs]))
+
+
+def _siblings(collected: Collected, groups: Groups | None, number: int) -> Sequence[Program]:
+    if groups is not None:
+        return groups[number % len(groups)]
+    return group_programs(collected.world.workload, collected.seed, number)

@@ -1,0 +1,109 @@
+"""From what a user names to the world that is simulated: a run's journal, a declared file, a key with a value.
+
+Law: a key of the run's configuration (`sandbox.slots`) changes the `Setup` that the world is made from; a key of the world
+(`training.step_s`) changes the world itself. A key that would change nothing in the simulation is refused: silence would
+look like an answer.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from muster.config import RunConfig, assign, overridden, validate
+from muster.engine.emulated.presets import preset
+from muster.errors import ConfigError, UserError
+from muster.journal import DeviceRow, Journal
+from muster.sim.collection import Groups, World
+from muster.sim.fit_world import TRAINER, Fitted, Measured, Setup, fit_run
+from muster.sim.planner import Change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """What every change is compared with. `config`, `fitted`, `measured`: of a run, not of a declared world."""
+
+    source: str
+    world: World
+    groups: Groups | None = None
+    skipped: int = 0
+    config: RunConfig | None = None
+    fitted: Fitted | None = None
+    replicas: int = 1
+    notes: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> Measured | None:
+        return self.fitted.measured if self.fitted else None
+
+    def changed(self, settings: Sequence[str], *, name: str, batches: int | None = None) -> Change:
+        """The world under `key=value` settings, all together. Raises `ConfigError`."""
+        ours = [s for s in settings if not _of_world(s)]
+        world = self._configured(ours, batches)
+        values = world.model_dump()
+        for setting in settings:
+            if setting not in ours:
+                assign(values, setting)
+        changed = _validated(values, source=f"--set {' '.join(settings)}")
+        if settings and changed == self._configured((), batches):
+            raise ConfigError(f"{', '.join(settings)}: changes nothing in the simulation")
+        return Change(name=name, says=f"set {', '.join(settings)}", world=changed)
+
+    def _configured(self, settings: Sequence[str], batches: int | None) -> World:
+        if self.config is None or self.fitted is None:
+            if settings:
+                raise ConfigError(f"{settings[0]}: no key of a world; its sections are {', '.join(World.model_fields)}")
+            return self.world
+        config = overridden(self.config, settings) if settings else self.config
+        return self.fitted.world(Setup.of(config, self.replicas), batches=batches)
+
+
+def base_of(journal: Journal, *, source: str, engine: str | None = None) -> Base:
+    """A run. `engine`: a preset or a file instead of a fit. Raises `UserError`."""
+    config = validate(journal.meta()["config"], source=source)
+    replicas = len({row.device for row in journal.rows(DeviceRow)} - {TRAINER}) or 1
+    setup = Setup.of(config, replicas)
+    try:
+        fitted = fit_run(journal, setup, engine=preset(engine) if engine else None)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+    return Base(
+        source=source,
+        world=fitted.world(setup),
+        groups=fitted.groups,
+        skipped=fitted.skipped,
+        config=config,
+        fitted=fitted,
+        replicas=replicas,
+        notes=(*fitted.notes, "trainer and engine are simulated as if neither slowed the other down"),
+    )
+
+
+def declared(path: Path) -> Base:
+    """A world in TOML, of the sections and keys of `sim.collection.World`. Raises `ConfigError`."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    return Base(source=str(path), world=_validated(values, source=str(path)))
+
+
+def _of_world(setting: str) -> bool:
+    """Whether the key is the world's: `schedule` is a section of both, and means the same."""
+    section = setting.partition(".")[0].strip()
+    return section in World.model_fields and section not in RunConfig.model_fields
+
+
+def _validated(values: dict[str, Any], *, source: str) -> World:
+    try:
+        return World.model_validate(values)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, e['loc'])) or 'world'}: {e['msg']}" for e in error.errors()[:3]]
+        raise ConfigError(f"{source}: {'; '.join(problems)}") from None
