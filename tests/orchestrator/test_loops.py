@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,10 @@ from muster.orchestrator.loops import AdmissionStopped
 from muster.sim.fake_sandbox import FakeFaults
 from muster.sim.fake_trainer import FakeTrainerConfig
 from muster.sim.fake_verifier import FakeVerifierFaults
+from muster.trainer.correction import DivergenceLimit
 from orchestrator.world import World
 
-FAULTY = {
+FAULTY: dict[str, Any] = {
     "sandbox_faults": FakeFaults(start_failure=0.03, loss=0.05, hang=0.02),
     "verifier_faults": FakeVerifierFaults(crash=0.05, hang=0.01, interruption=0.03),
     "schedule": {"infra_alarm_rate": 1.0, "max_attempts": 6},
@@ -205,3 +207,92 @@ def test_a_task_whose_verifier_always_fails_is_quarantined_and_the_others_train(
     assert {message.split(":")[0] for message in events} == set(faults) <= broken
     assert events
     assert not trained & broken
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"over_launch": 2.0},
+        {"over_launch": 2.0, "surplus": "tail"},
+        {"over_launch": 1.5, "surplus": "carry", "max_lag": 1},
+        {"order": "longest", "max_lag": 1},
+        {"order": "launch"},
+        {"concurrency": {"policy": "aimd", "start": 4, "least": 2, "interval_s": 1.0}},
+    ],
+    ids=["over", "tail", "carry", "longest", "launch", "aimd"],
+)
+def test_every_way_to_schedule_keeps_the_laws(tmp_path: Path, schedule: dict[str, Any], seed: int) -> None:
+    max_lag = schedule.get("max_lag", 0)
+    faulty = {**FAULTY, "schedule": {**FAULTY["schedule"], **schedule}}
+    world = World(directory=tmp_path, seed=seed, max_lag=max_lag, **faulty)
+    assert clock.run_virtual(world.run(kill_after_s=15.0)) is None
+    assert clock.run_virtual(world.run()) is True
+    check_laws(world, steps=4)
+
+
+def test_surplus_is_dropped_with_its_reason_when_the_batch_is_ready(tmp_path: Path) -> None:
+    world = World(directory=tmp_path, schedule={"over_launch": 2.0})
+    assert clock.run_virtual(world.run()) is True
+    check_laws(world, steps=4)
+    with world.journal() as journal:
+        batches = journal.rows(BatchRow)
+        surplus = [g for g in journal.rows(GroupRow) if g.drop_reason == "surplus"]
+        cancelled = [d for d in journal.rows(DropRow) if d.reason == "surplus"]
+    assert {g.closed_at for g in surplus} == {b.ready_at for b in batches}, "at each batch, and at no other instant"
+    assert len(surplus) <= 2 * 4, "twice as many were launched as were needed"
+    assert cancelled
+    assert {d.at for d in cancelled} <= {b.ready_at for b in batches}
+
+
+def test_what_was_put_off_is_tried_again_also_after_a_kill(tmp_path: Path) -> None:
+    world = World(directory=tmp_path, steps=8, schedule={"over_launch": 1.5, "surplus": "tail"})
+    assert clock.run_virtual(world.run(kill_after_s=40.0)) is None
+    assert clock.run_virtual(world.run()) is True
+    check_laws(world, steps=8)
+    with world.journal() as journal:
+        groups = {g.id: g for g in journal.rows(GroupRow)}
+    put_off = [g for g in groups.values() if g.drop_reason == "put_off"]
+    again = {g.replaces: g for g in groups.values() if g.replaces in groups}
+    assert len(put_off) >= 4
+    waiting = [g for g in put_off if g.id not in again]
+    assert len(waiting) < 3, "a batch of them is made as soon as there are enough"
+    assert all(again[g.id].task_id == g.task_id for g in put_off if g.id in again)
+
+
+def test_a_batch_measured_as_too_far_is_filled_again_before_the_step(tmp_path: Path) -> None:
+    """One step moves the policy by k3 = drift / 2: tokens that are two steps old are over the limit."""
+    trainer = FakeTrainerConfig(drift_m2=0.1, step_s=20.0)
+    limit = DivergenceLimit(max_k3=0.1, action="refill")
+    schedule = {"policy": "greedy"}
+    world = World(directory=tmp_path, steps=6, max_lag=3, schedule=schedule, trainer=trainer, divergence_limit=limit)
+    assert clock.run_virtual(world.run()) is True
+    check_laws(world, steps=6)
+    with world.journal() as journal:
+        refused = [g for g in journal.rows(GroupRow) if g.drop_reason == "diverged"]
+        trajectories = {t.id: t for t in journal.rows(TrajectoryRow)}
+        for batch in journal.rows(BatchRow):
+            oldest = min(v for m in batch.members if (v := trajectories[m].oldest_version) is not None)
+            assert batch.step - oldest <= 1
+    assert refused
+
+
+def test_a_measured_distance_keeps_far_tokens_out_of_a_batch_that_the_lag_would_allow(tmp_path: Path) -> None:
+    world = World(
+        directory=tmp_path,
+        steps=6,
+        max_lag=3,
+        schedule={"policy": "greedy", "max_divergence": 0.4},
+        trainer=FakeTrainerConfig(drift_m2=0.09, step_s=20.0),  # 0.3 a step
+    )
+    assert clock.run_virtual(world.run()) is True
+    check_laws(world, steps=6)
+    with world.journal() as journal:
+        trajectories = {t.id: t for t in journal.rows(TrajectoryRow)}
+        lags = [
+            batch.step - version
+            for batch in journal.rows(BatchRow)
+            for m in batch.members
+            if (version := trajectories[m].oldest_version) is not None
+        ]
+    assert max(lags) == 1

@@ -35,6 +35,7 @@ from muster.sim.fake_sandbox import FakeBackend, FakeFaults
 from muster.sim.fake_trainer import FakeTrainer, FakeTrainerConfig
 from muster.sim.fake_verifier import FakeVerifier, FakeVerifierFaults
 from muster.tasks.curriculum import Curriculum, CurriculumConfig
+from muster.trainer.correction import DivergenceLimit
 from muster.types import Ints, Session, Task, Version
 from muster.verifier.reward import Problem
 from rollout.tokens import STOP, CharTokenizer
@@ -58,6 +59,7 @@ class World:
     verifier_faults: FakeVerifierFaults = field(default_factory=FakeVerifierFaults)
     broken_tasks: frozenset[str] = frozenset()  # their verifier fails on the untouched control as well
     trainer: FakeTrainerConfig = field(default_factory=FakeTrainerConfig)
+    divergence_limit: DivergenceLimit | None = None
     statuses: list[RunStatus] = field(default_factory=list)
     backend: FakeBackend | None = None
     engine: FakeReplica | None = None
@@ -122,6 +124,7 @@ class World:
             groups_per_batch=config.groups_per_batch,
             canary=CANARY,
             temperature=1.0,
+            divergence_limit=self.divergence_limit,
         )
         here = standing(journal, self.directory, {t.id: t for t in tasks})
         loop = LoopConfig.model_validate({"steps": self.steps, "checkpoint_every": 2, "evaluate_every": 2, **self.loop})

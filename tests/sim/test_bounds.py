@@ -48,10 +48,10 @@ def test_every_bound_follows_its_formula() -> None:
         {
             "engine": max(400 / 100, 200 / 1000),
             "path": 1 + 100 / 1000 + 300 / 10 + 2 + 0.5,
-            "slots": (2 * 3.5 + 40) / 2,
+            "slots": (2 * 3.6 + 40) / 2,
             "kv": 2000 / 10 / 1000,
-            "verify": 1.0,
-            "boot": 2 / 2 + (0.1 + 10 + 2.5),
+            "verify": 1.0 + (1 + 0.1 + 10 + 2),
+            "boot": 33.6,  # the longest first; the other starts half a second later and is long done
             "cpu": 6 / 2,
         }
     )
@@ -62,7 +62,17 @@ def test_every_bound_follows_its_formula() -> None:
 
 def test_a_slot_that_is_free_meanwhile_lowers_the_slot_bound() -> None:
     capacity = Capacity(stream_decode_rate=10.0, sandbox_slots=2, hold_while_thinking=False, hold_while_verifying=False)
-    assert lower_bounds(cohort([100.0, 300.0]), capacity).seconds["slots"] == 3.0
+    assert lower_bounds(cohort([100.0, 300.0]), capacity).seconds["slots"] == 3.0 + 0.5
+
+
+def test_some_slot_must_hold_several_of_the_longest_one_after_the_other() -> None:
+    three = Capacity(stream_decode_rate=10.0, sandbox_slots=2)
+    assert lower_bounds(cohort([300.0, 300.0, 300.0]), three).seconds["slots"] == pytest.approx(2 * 33.5)
+
+
+def test_starts_in_a_row_are_followed_by_the_shortest_path_at_least() -> None:
+    slow = Capacity(stream_decode_rate=10.0, boots_per_s=0.1)
+    assert lower_bounds(cohort([100.0, 100.0, 200.0]), slow).seconds["boot"] == pytest.approx(20 + 13.5)
 
 
 def test_a_cache_pinned_during_commands_is_held_longer() -> None:

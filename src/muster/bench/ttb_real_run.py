@@ -1,6 +1,6 @@
 """One batch, collected for real: real sandboxes, commands and verifiers, engines behind HTTP, the wall clock.
 
-    World (scaled), programs ─► tasks, engine processes, sandboxes ─► Orchestrator … ─► journal ─► Measured
+    World (scaled), programs ─► tasks, engine processes, sandboxes ─► Orchestrator … ─► journal ─► RealRun
 
 Law: the parts are those of a training run (`run.py`), but for the trainer, which takes no time, and for what the policy
 says, which is replayed. Nothing is left behind, whatever happens.
@@ -54,7 +54,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class RealRun:
     """What a real collection left. `boot_s`: a fork, as the median of its last ones. `cpu_share`: of all cores, busy with anything; `control_share`: of one core, by the
     process that schedules. Close the journal when it was read."""
 
@@ -66,7 +66,7 @@ class Measured:
     control_share: float
 
 
-def collect_real(world: World, groups: Groups, seed: int, place: Place) -> Measured:
+def collect_real(world: World, groups: Groups, seed: int, place: Place) -> RealRun:
     """One batch of `groups` in `world`, whose seconds are real.
 
     Raises what stops a run: `EngineError`, `SandboxStartError`, `AdmissionStopped`.
@@ -74,7 +74,7 @@ def collect_real(world: World, groups: Groups, seed: int, place: Place) -> Measu
     return clock.run(_collect(world, groups, seed, place))
 
 
-async def _collect(world: World, groups: Groups, seed: int, place: Place) -> Measured:
+async def _collect(world: World, groups: Groups, seed: int, place: Place) -> RealRun:
     names = [f"engine{i}" for i in range(world.fleet.replicas)]
     async with contextlib.AsyncExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="run-", dir=place.root)))
@@ -101,7 +101,7 @@ async def _collect(world: World, groups: Groups, seed: int, place: Place) -> Mea
         await orchestrator.run()
         ended, machine, own_s = clock.now(), Busy.now() - machine, clock.cpu_s() - own_s
         journal.record(SessionRow(id=1, started=started, pid=0, ended=ended, reason="done"))
-        return Measured(
+        return RealRun(
             journal=journal.copied(),
             engines=tuple([await replica.statistics() for replica in replicas]),
             boot_s=pool.statistics().boot_p50_s or 0.0,

@@ -3,30 +3,40 @@
 Law: pure. Whatever selects by finishing time selects short trajectories, and divergence limits select easy ones, so
 the members of every batch are compared with all the work dispatched beside them. A ratio of 1 is no bias.
 
-    batch k   members / graded work of the submissions from the batch's oldest to its newest group
-    the run   all trained / all graded train work; share trained by decile of sampled length
+    batch k   members / work of the submissions from the batch's oldest to its newest group
+    the run   all trained / all train work that was graded, or cancelled by us; share trained by decile of length
 
 A batch is compared with its own neighbours, not with the whole run: a policy that learns to be brief would
 otherwise look like a scheduler that picks the brief.
+
+What we cancelled counts, or a rule that cancels the long ones would look fair among those it let end. Its length is
+only known to be more than it had reached, and is taken to be the mean length of the graded ones that got further (as
+Efron 1967 redistributes the censored in the estimate of Kaplan and Meier 1958), or what it had, if none did.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from muster.journal import BatchRow, SpanRow, TrajectoryRow
+from muster.journal import BatchRow, DropRow, SpanRow, TrajectoryRow
 from muster.observe.outcomes import GRADED
 from muster.observe.record import Record
 from muster.types import Stage, Verdict
 
+ENDED_WITH_ITS_PROCESS = ("stopped", "interrupted")
+"""Drop reasons that choose nothing: such a launch is made again when the run goes on."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a set of trajectories looks like. Lengths in sampled tokens; None when the set is empty."""
+    """What a set of trajectories looks like. Lengths in sampled tokens; None when the set is empty.
+
+    Tool time and solve rate are those of the graded ones.
+    """
 
     count: int
     mean_tokens: float | None
@@ -65,21 +75,33 @@ class Bias:
     sampled_tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """A trajectory that was graded, or cancelled by us: then its length is an estimate, and the rest is None."""
+
+    id: str
+    group_id: str
+    tokens: float
+    tool_s: float | None = None
+    solved: bool | None = None
+
+
 def bias(record: Record) -> Bias:
     graded = [t for t in record.trajectories.values() if t.purpose == "train" and t.verdict in GRADED]
-    by_submission = _by_submission(record, graded)
-    trained = {member for batch in record.trained for member in batch.members}
-    closed = [t for t in graded if t.id in trained or _state(record, t) == "dropped"]
-    discarded = [t for t in closed if t.id not in trained]
-    drops = [d for d in record.drops.values() if _is_training(record, d.id)]
     ungraded = [t for t in record.trajectories.values() if t.purpose == "train" and t.verdict not in GRADED]
+    drops = [d for d in record.drops.values() if _is_training(record, d.id)]
+    work = {w.id: w for w in (*(_graded(t, record.spans) for t in graded), *_cancelled(drops, graded, record))}
+    by_submission = _by_submission(record, work.values())
+    trained = {member for batch in record.trained for member in batch.members}
+    closed = [w for w in work.values() if w.id in trained or _state(record, w.group_id) == "dropped"]
+    discarded = [t for t in graded if t.id not in trained and _state(record, t.group_id) == "dropped"]
     return Bias(
         run=Comparison(
             step=None,
-            chosen=_profile((t for t in graded if t.id in trained), record.spans),
-            dispatched=_profile(graded, record.spans),
+            chosen=_profile(w for w in work.values() if w.id in trained),
+            dispatched=_profile(work.values()),
         ),
-        batches=tuple(_batch(b, record, by_submission) for b in record.trained),
+        batches=tuple(_batch(b, record, work, by_submission) for b in record.trained),
         inclusion=_inclusion(closed, trained),
         discarded_groups=dict(
             Counter(g.drop_reason or "no reason given" for g in record.groups.values() if g.state == "dropped")
@@ -90,51 +112,74 @@ def bias(record: Record) -> Bias:
     )
 
 
-def _batch(batch: BatchRow, record: Record, by_submission: Mapping[int, Sequence[TrajectoryRow]]) -> Comparison:
-    submissions = [record.groups[g].submission for g in batch.groups if g in record.groups]
-    beside = range(min(submissions), max(submissions) + 1) if submissions else range(0)
-    members = (record.trajectories[m] for m in batch.members if m in record.trajectories)
-    return Comparison(
-        step=batch.step,
-        chosen=_profile(members, record.spans),
-        dispatched=_profile((t for s in beside for t in by_submission.get(s, ())), record.spans),
+def _graded(trajectory: TrajectoryRow, spans: Mapping[str, Sequence[SpanRow]]) -> _Work:
+    return _Work(
+        id=trajectory.id,
+        group_id=trajectory.group_id,
+        tokens=trajectory.sampled_tokens,
+        tool_s=sum(s.end - s.start for s in spans.get(trajectory.id, ()) if s.stage == Stage.TOOL),
+        solved=trajectory.verdict == Verdict.SUCCESS,
     )
 
 
-def _by_submission(record: Record, graded: Iterable[TrajectoryRow]) -> dict[int, list[TrajectoryRow]]:
-    index: dict[int, list[TrajectoryRow]] = {}
-    for t in graded:
-        if t.group_id in record.groups:
-            index.setdefault(record.groups[t.group_id].submission, []).append(t)
+def _cancelled(drops: Iterable[DropRow], graded: Iterable[TrajectoryRow], record: Record) -> Iterator[_Work]:
+    """What was given up with its group, at the length that it is taken to have had."""
+    lengths_N = np.sort([t.sampled_tokens for t in graded])
+    means_N = np.cumsum(lengths_N[::-1])[::-1] / np.arange(len(lengths_N), 0, -1)  # from each one on
+    for drop in drops:
+        if drop.reason not in ENDED_WITH_ITS_PROCESS:
+            further = int(np.searchsorted(lengths_N, drop.sampled_tokens, side="right"))
+            tokens = float(means_N[further]) if further < len(means_N) else drop.sampled_tokens
+            yield _Work(id=drop.id, group_id=record.launches[drop.id].group_id, tokens=tokens)
+
+
+def _batch(
+    batch: BatchRow, record: Record, work: Mapping[str, _Work], by_submission: Mapping[int, Sequence[_Work]]
+) -> Comparison:
+    submissions = [record.groups[g].submission for g in batch.groups if g in record.groups]
+    beside = range(min(submissions), max(submissions) + 1) if submissions else range(0)
+    return Comparison(
+        step=batch.step,
+        chosen=_profile(work[m] for m in batch.members if m in work),
+        dispatched=_profile(w for s in beside for w in by_submission.get(s, ())),
+    )
+
+
+def _by_submission(record: Record, work: Iterable[_Work]) -> dict[int, list[_Work]]:
+    index: dict[int, list[_Work]] = {}
+    for w in work:
+        if w.group_id in record.groups:
+            index.setdefault(record.groups[w.group_id].submission, []).append(w)
     return index
 
 
-def _profile(trajectories: Iterable[TrajectoryRow], spans: Mapping[str, Sequence[SpanRow]]) -> Profile:
-    chosen = list(trajectories)
+def _profile(work: Iterable[_Work]) -> Profile:
+    chosen = list(work)
     if not chosen:
         return Profile(count=0, mean_tokens=None, p90_tokens=None, mean_tool_s=None, solve_rate=None)
-    tokens = np.array([t.sampled_tokens for t in chosen])
-    tool_s = [sum(s.end - s.start for s in spans.get(t.id, ()) if s.stage == Stage.TOOL) for t in chosen]
+    tokens = np.array([w.tokens for w in chosen])
+    tool_s = [w.tool_s for w in chosen if w.tool_s is not None]
+    solved = [w.solved for w in chosen if w.solved is not None]
     return Profile(
         count=len(chosen),
         mean_tokens=float(tokens.mean()),
         p90_tokens=float(np.quantile(tokens, 0.9)),
-        mean_tool_s=float(np.mean(tool_s)),
-        solve_rate=sum(t.verdict == Verdict.SUCCESS for t in chosen) / len(chosen),
+        mean_tool_s=float(np.mean(tool_s)) if tool_s else None,
+        solve_rate=sum(solved) / len(solved) if solved else None,
     )
 
 
-def _inclusion(closed: Sequence[TrajectoryRow], trained: set[str]) -> tuple[float, ...]:
+def _inclusion(closed: Sequence[_Work], trained: set[str]) -> tuple[float, ...]:
     """Ties in length are cut in the order of ids; ten parts of equal count, give or take one."""
     if len(closed) < 10:
         return ()
-    ordered = sorted(closed, key=lambda t: (t.sampled_tokens, t.id))
-    parts = np.array_split(np.array([t.id in trained for t in ordered]), 10)
+    ordered = sorted(closed, key=lambda w: (w.tokens, w.id))
+    parts = np.array_split(np.array([w.id in trained for w in ordered]), 10)
     return tuple(float(p.mean()) for p in parts)
 
 
-def _state(record: Record, trajectory: TrajectoryRow) -> str | None:
-    group = record.groups.get(trajectory.group_id)
+def _state(record: Record, group_id: str) -> str | None:
+    group = record.groups.get(group_id)
     return group.state if group else None
 
 

@@ -55,7 +55,7 @@ def bias(report: Report) -> Section:
     length = ledger.run.ratio("mean_tokens")
     share = ledger.discarded_tokens / ledger.sampled_tokens if ledger.sampled_tokens else 0.0
     sentence = (
-        f"Trained trajectories have {words.ratio(length)} the mean length of all graded work; "
+        f"Trained trajectories have {words.ratio(length)} the mean length of all that was dispatched; "
         f"{words.percent(share)} of the sampled tokens were discarded."
     )
     recent = (ledger.run, *ledger.batches[-LAST_BATCHES:])

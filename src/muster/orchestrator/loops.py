@@ -308,13 +308,15 @@ class Orchestrator:
         return batch
 
     async def _refused(self, batch: Batch) -> bool:
-        """Measure what is stale in it exactly, and give it back if a group is over the limit: it is filled again."""
+        """Look once more at what is stale in it, now that the policy has moved, and measure it exactly if so configured:
+        a batch with a group over a limit is given back, and filled again.
+        """
+        refused = self._p.scheduler.stale(batch)
         limit, doubtful = self._p.divergence_limit, staleness.suspects(batch)
-        if limit is None or limit.action != "refill" or not doubtful:
-            return False
-        self._device.enter(DeviceState.TRAIN)
-        refused = staleness.over_limit(await self._p.trainer.measure(doubtful), limit, batch)
-        self._device.enter(DeviceState.BATCH_WAIT)
+        if not refused and doubtful and limit is not None and limit.action == "refill":
+            self._device.enter(DeviceState.TRAIN)
+            refused = staleness.over_limit(await self._p.trainer.measure(doubtful), limit, batch)
+            self._device.enter(DeviceState.BATCH_WAIT)
         if not refused:
             return False
         for closed in self._p.scheduler.give_back([batch, *self._batches], refused):

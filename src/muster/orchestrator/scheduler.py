@@ -219,6 +219,11 @@ class Scheduler:
 
     # --- reading
 
+    def stale(self, batch: Batch) -> dict[str, str]:
+        """Groups of an assembled batch that are too far from the trainer by now, with the reason."""
+        reasons = {g.id: self._freshness.reason(g.members, batch.step) for g in batch.groups}
+        return {id: reason for id, reason in reasons.items() if reason is not None}
+
     def fresh(self, version: int) -> bool:
         """Whether tokens of `version` may still join the next batch."""
         return self._freshness.verdict(version, self._assembled) is None

@@ -127,7 +127,7 @@ def lower_bounds(cohort: Cohort, capacity: Capacity) -> Bounds:
     bounds: dict[str, float | None] = {
         "engine": work.busy_s if work else _engine(cohort, capacity),
         "path": None if paths_N is None else float(paths_N.max()),
-        "slots": _slots(cohort, capacity, thinking_N),
+        "slots": _slots(cohort, capacity, thinking_N, shared_s=work.shared_s if work else 0.0),
         "kv": _kv(cohort, capacity, work),
         "verify": _verify(cohort, capacity, paths_N),
         "boot": _boot(capacity, paths_N),
@@ -168,7 +168,7 @@ def _held(cohort: Cohort, capacity: Capacity) -> Array:
     return held_N + cohort.verify_s_N if capacity.hold_while_verifying else held_N
 
 
-def _slots(cohort: Cohort, capacity: Capacity, thinking_N: Array | None) -> float | None:
+def _slots(cohort: Cohort, capacity: Capacity, thinking_N: Array | None, *, shared_s: float) -> float | None:
     slots = capacity.sandbox_slots
     if not slots:
         return None
@@ -179,7 +179,7 @@ def _slots(cohort: Cohort, capacity: Capacity, thinking_N: Array | None) -> floa
         return None
     held_N = np.sort(held_N + thinking_N)[::-1]
     in_a_row = [held_N[k * slots - k : k * slots + 1].sum() for k in range(1, (len(held_N) - 1) // slots + 1)]
-    return max(float(held_N.sum()) / slots, *map(float, in_a_row), 0.0) + after_s
+    return float(max([(held_N.sum() + shared_s) / slots, *in_a_row])) + after_s
 
 
 def _kv(cohort: Cohort, capacity: Capacity, work: EngineWork | None) -> float | None:

@@ -53,6 +53,7 @@ class Turns:
     context_T: tokens of the prompt, history included
     reply_T: tokens sampled
     fresh_T: tokens of the prompt that no cache can hold; at least 1, the last
+    shared_T: of these, how many another trajectory might compute in its stead
     own_T: tokens of the prompt that no other trajectory has
     tool_s_T: seconds of the command that follows
     """
@@ -61,6 +62,7 @@ class Turns:
     context_T: Array
     reply_T: Array
     fresh_T: Array
+    shared_T: Array
     own_T: Array
     tool_s_T: Array
 
@@ -80,22 +82,24 @@ class Turns:
             known = seen  # of the next sibling's first prompt
             for turns in group:
                 prompt = turns[0][0] if turns else 0
-                before = known
+                before, shared = known, prompt if len(group) > 1 else min(prompt, common_tokens)
                 for context, reply, tool_s in turns:
                     fresh = max(1, context - before)
-                    rows.append((index, context, reply, fresh, max(0, context - prompt), tool_s))
-                    before = context + max(0, reply - 1)  # the last token said is not computed
+                    stand_in = max(0, min(fresh - 1, shared - before))
+                    rows.append((index, context, reply, fresh, stand_in, max(0, context - prompt), tool_s))
+                    before, shared = context + max(0, reply - 1), 0  # the last token said is not computed
                 known = max(known, prompt)
                 index += 1
             seen = common_tokens if group else seen
-        columns = np.array(rows, np.float64).reshape(-1, 6).T
+        columns = np.array(rows, np.float64).reshape(-1, 7).T
         return cls(
             trajectory_T=columns[0].astype(np.int64),
             context_T=columns[1],
             reply_T=columns[2],
             fresh_T=columns[3],
-            own_T=columns[4],
-            tool_s_T=columns[5],
+            shared_T=columns[4],
+            own_T=columns[5],
+            tool_s_T=columns[6],
         )
 
 
@@ -116,17 +120,23 @@ class EngineWork:
         return np.maximum(0.0, self.turns.reply_T - 1)
 
     @cached_property
-    def prompt_s_T(self) -> Array:
-        """Prefill alone, steps included."""
-        return np.ceil(self.turns.fresh_T / self.server.max_step_tokens) * self.server.timing.step_s + self._chunk_s_T
+    def prompt_s(self) -> float:
+        """All prefill, each prompt alone."""
+        return float(self._prompt_s(self.turns.fresh_T).sum())
 
     @cached_property
     def alone_s_N(self) -> Array:
-        """Seconds on an empty server, by trajectory."""
+        """Seconds on an empty server, by trajectory, if others have computed what is shared."""
         timing = self.server.timing
         row_s_T = self.rows_T * (timing.step_s + timing.row_s)
         decode_s_T = row_s_T + timing.context_s * _run(self.rows_T, self.turns.context_T)
-        return self._by_trajectory(self.prompt_s_T + decode_s_T)
+        return self._by_trajectory(self._prompt_s(self.turns.fresh_T - self.turns.shared_T) + decode_s_T)
+
+    @cached_property
+    def shared_s(self) -> float:
+        """Seconds that computing what is shared adds to somebody."""
+        turns = self.turns
+        return float((self._prompt_s(turns.fresh_T) - self._prompt_s(turns.fresh_T - turns.shared_T)).sum())
 
     @cached_property
     def rows(self) -> float:
@@ -137,13 +147,15 @@ class EngineWork:
         """E: what does not depend on how rows are batched."""
         timing = self.server.timing
         contexts = float(_run(self.rows_T, self.turns.context_T).sum())
-        return timing.row_s * self.rows + timing.context_s * contexts + float(self._chunk_s_T.sum())
+        chunks_s = float(self._chunk_s(self.turns.fresh_T).sum())
+        return timing.row_s * self.rows + timing.context_s * contexts + chunks_s
 
     @cached_property
     def steps(self) -> float:
         """The fewest that all replicas together can do with."""
         tokens = self.rows + float(self.turns.fresh_T.sum())
-        own = self._by_trajectory(self.rows_T + np.ceil(self.turns.fresh_T / self.server.max_step_tokens))
+        own_tokens_T = self.turns.fresh_T - self.turns.shared_T
+        own = self._by_trajectory(self.rows_T + np.ceil(own_tokens_T / self.server.max_step_tokens))
         return max(self.rows / self.server.max_running, tokens / self.server.max_step_tokens, float(own.max()))
 
     @property
@@ -163,7 +175,7 @@ class EngineWork:
     def pinned(self) -> tuple[float, float]:
         """(Σ own tokens over all rows, token·seconds pinned by prefill alone)."""
         own_T = self.turns.own_T
-        while_computed_T = np.maximum(0.0, own_T - self.turns.fresh_T) * self.prompt_s_T
+        while_computed_T = np.maximum(0.0, own_T - self.turns.fresh_T) * self._prompt_s(self.turns.fresh_T)
         return float(_run(self.rows_T, own_T).sum()), float(while_computed_T.sum())
 
     @property
@@ -234,13 +246,16 @@ class EngineWork:
                 return False
         if slots is None:
             return True
-        left = slots * time_s - held_s - float(self.prompt_s_T.sum()) - again_s - step_s * self.rows
+        left = slots * time_s - held_s - self.prompt_s - again_s - step_s * self.rows
         return left >= 0 and left * steps >= self.roots * self.roots
 
-    @cached_property
-    def _chunk_s_T(self) -> Array:
-        turns, timing = self.turns, self.server.timing
-        return turns.fresh_T * (timing.prefill_s + timing.pair_s * (turns.context_T - turns.fresh_T / 2))
+    def _prompt_s(self, tokens_T: Array) -> Array:
+        """The last so many tokens of each prompt alone, steps included."""
+        return np.ceil(tokens_T / self.server.max_step_tokens) * self.server.timing.step_s + self._chunk_s(tokens_T)
+
+    def _chunk_s(self, tokens_T: Array) -> Array:
+        timing = self.server.timing
+        return tokens_T * (timing.prefill_s + timing.pair_s * (self.turns.context_T - tokens_T / 2))
 
     def _by_trajectory(self, amounts_T: Array) -> Array:
         return np.bincount(self.turns.trajectory_T, weights=amounts_T, minlength=self.count).astype(np.float64)

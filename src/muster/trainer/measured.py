@@ -29,9 +29,9 @@ class Measured:
         """Log-probabilities (T,) of the items that were scored, by their segment index."""
         found: dict[int, Floats] = {}
         for item in items:
-            tokens_T, scores_T = self._scores.get((members[item.trajectory].id, item.ordinal), (None, None))
-            if scores_T is not None and np.array_equal(tokens_T, item.data.tokens_T):
-                found[item.segment] = scores_T
+            kept = self._scores.get((members[item.trajectory].id, item.ordinal))
+            if kept is not None and np.array_equal(kept[0], item.data.tokens_T):
+                found[item.segment] = kept[1]
         return found
 
     def keep(self, items: Iterable[Item], members: Sequence[Trajectory], scores: Mapping[int, Floats]) -> None:
