@@ -10,13 +10,14 @@ from typer.testing import CliRunner
 
 from muster.cli import app, main
 
-COMMANDS = {"train", "eval", "report", "doctor", "tasks", "bench", "audit", "replay", "engine", "sim"}
+COMMANDS = {"train", "eval", "report", "doctor", "tasks", "bench", "audit", "replay", "engine", "sim", "plan"}
 FLAGS = {
     "train": {"--config", "--output", "--set", "--resume", "--dry-run", "--plain"},
     "eval": {"--config", "--set", "--run", "--output"},
     "report": {"--html", "--figures", "--json", "--accounting"},
     "replay": {"--run", "--json"},
     "doctor": set(),
+    "plan": {"--workload", "--engine", "--what", "--set", "--against", "--seeds", "--jobs", "--json", "--check"},
     "sim": {"--seeds", "--first", "--jobs", "--faults", "--break", "--json", "--check"},
     "audit": {"--only", "--exploit", "--repeats", "--json", "--config", "--set"},
 }

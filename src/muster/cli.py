@@ -174,6 +174,50 @@ def sim(
         raise typer.Exit(1)
 
 
+@app.command(
+    epilog="Examples:  muster plan runs/a  ·  muster plan runs/a --what sandbox.slots=128  ·  "
+    "muster plan runs/a --set schedule.max_lag=1 --against runs/b"
+)
+def plan(
+    run_dir: Annotated[Path | None, typer.Argument(help="A run to plan from.", metavar="RUN")] = None,
+    workload: Annotated[Path | None, typer.Option("--workload", help="A declared world (TOML) instead.")] = None,
+    engine: Annotated[str | None, typer.Option("--engine", help="A preset or file instead of a fit.")] = None,
+    what: Annotated[
+        list[str] | None, typer.Option("--what", help="Try this change alone: key=value. Repeatable.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", "-s", help="Predict the TTB of one changed configuration. Repeatable.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option("--against", help="The run made with --set: predicted or not?")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Draws of the run's work for each change.")] = 5,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one for each core.")] = 0,
+    json_file: JsonOption = None,
+    check: CheckOption = False,
+) -> None:
+    """Simulate a run's own work under one change at a time; recommend the one that pays most, or none."""
+    from muster.bench.plan import PlanOptions
+    from muster.bench.plan import plan as make_plan
+
+    options = PlanOptions(
+        run=run_dir,
+        workload=workload,
+        engine=engine,
+        what=tuple(what or ()),
+        settings=tuple(settings or ()),
+        against=against,
+        seeds=seeds,
+        jobs=jobs,
+    )
+    result = make_plan(options, lambda line: out.print(line, markup=False, soft_wrap=True))
+    out.print(result.table(), soft_wrap=True)
+    if json_file:
+        json_file.write_text(result.to_json(), encoding="utf-8")
+    if check and not result.met:
+        raise typer.Exit(1)
+
+
 @app.command(epilog="Example:  muster doctor")
 def doctor() -> None:
     """Check this machine: namespaces, cgroups, bubblewrap, torch, disk; say what to install."""
@@ -274,6 +318,33 @@ def bench_sandbox(
         repeats=repeats, forks=forks, backends=backend or BACKENDS, docker_host=docker_host, say=out.print
     )
     out.print(result.table())
+    if json_file:
+        json_file.write_text(result.to_json(), encoding="utf-8")
+    if check and not result.met:
+        raise typer.Exit(1)
+
+
+@bench_app.command(
+    "ttb",
+    epilog="Examples:  muster bench ttb --repetitions 5 --plot ttb.png --check  ·  muster bench ttb --grid  ·  "
+    "muster bench ttb --real",
+)
+def bench_ttb(
+    virtual: Annotated[bool, typer.Option("--virtual", help="Simulated, in minutes; the default.")] = False,
+    real: Annotated[bool, typer.Option("--real", help="Real sandboxes, in wall time, beside its prediction.")] = False,
+    grid: Annotated[bool, typer.Option("--grid", help="One thing changed at a time: where the gain holds.")] = False,
+    repetitions: Annotated[int | None, typer.Option(min=1, help="Batches of each arm; medians count.")] = None,
+    declaration: Annotated[Path | None, typer.Option(help="Your own copy of bench/ttb.toml.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the arms of --virtual into this file.")] = None,
+    json_file: JsonOption = None,
+    check: CheckOption = False,
+) -> None:
+    """Time to one batch of 256 trajectories: what is common, and each part of Muster switched on."""
+    from muster.bench import ttb_command
+
+    result = ttb_command.run(
+        console=out, virtual=virtual, real=real, grid=grid, repetitions=repetitions, declaration=declaration, plot=plot
+    )
     if json_file:
         json_file.write_text(result.to_json(), encoding="utf-8")
     if check and not result.met:

@@ -38,6 +38,7 @@ from muster.model.tokenizer import tokenizer_from
 from muster.model.weights import resolve
 from muster.observe.dashboard import Dashboard, PlainLog
 from muster.orchestrator.dispatch import Dispatcher
+from muster.orchestrator.keeps import Keeps
 from muster.orchestrator.loops import Orchestrator, Parts
 from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import standing
@@ -54,6 +55,7 @@ from muster.tasks.curriculum import Curriculum
 from muster.tasks.suite import Suites, load_suites
 from muster.trainer.process import ProcessTrainer
 from muster.types import Evaluation
+from muster.verifier.function import source_digest
 
 
 def train(
@@ -248,8 +250,12 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
         engines = [await stack.enter_async_context(launch(config.engine, place.model, name)) for name in names]
         fleet = Fleet(engines, config.router)
         agent = Agent(engine=fleet, renderer=renderer, config=config.agent)
-        rollout = Rollout(agent=agent, pool=here.pool, verifier=here.verifier, released=fleet.release)
-        dispatcher = Dispatcher(journal, rollout)
+        keeps = Keeps(journal, here.pool.backend, config.agent.keep_every_s)
+        stack.push_async_callback(keeps.tidy)
+        rollout = Rollout(
+            agent=agent, pool=here.pool, verifier=here.verifier, released=fleet.release, keeper=keeps
+        )
+        dispatcher = Dispatcher(journal, rollout, keeps)
         fingerprint = {
             "engine": "embedded",
             "dtype": config.engine.dtype,
@@ -304,7 +310,12 @@ async def _train(place: _Place, journal: Journal, console: Console, *, plain: bo
             Parts(
                 journal=journal,
                 metrics=Metrics([JournalSink(journal), JsonlSink(place.directory / "metrics.jsonl")]),
-                scheduler=Scheduler(config.schedule, curriculum, steps=config.loop.steps),
+                scheduler=Scheduler(
+                    config.schedule,
+                    curriculum,
+                    steps=config.loop.steps,
+                    grader=source_digest(config.verifier.score) if config.verifier.score else "",
+                ),
                 curriculum=curriculum,
                 dispatcher=built.dispatcher,
                 trainer=trainer,

@@ -39,9 +39,9 @@ def test_a_broken_law_ends_the_run_with_the_command_that_reproduces_it() -> None
 def test_a_failing_world_is_told_with_no_more_faults_than_it_needs() -> None:
     assert shrunk(0, Law.SANDBOXES, (Fault.KILL, Fault.LOST_ACK), broken=Law.SANDBOXES) == ()
     offered = (Fault.SANDBOX_DEATH, Fault.BOOT_FAILURE, Fault.VERIFIER_LOST, Fault.LONG_TRAJECTORIES)
-    needs = shrunk(1, Law.ATTRIBUTION, offered, broken=Law.ATTRIBUTION)
+    needs = shrunk(5, Law.ATTRIBUTION, offered, broken=Law.ATTRIBUTION)
     assert needs == (Fault.SANDBOX_DEATH,)
-    violation = live(1, needs, Law.ATTRIBUTION).violation
+    violation = live(5, needs, Law.ATTRIBUTION).violation
     assert violation is not None
     assert violation.law is Law.ATTRIBUTION
 

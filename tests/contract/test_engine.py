@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +24,8 @@ from muster.engine.emulated.engine import EmulatedEngine
 from muster.engine.emulated.replica import INITIAL, EmulatedReplica
 from muster.engine.emulated.serve import serving
 from muster.engine.emulated.timing import EngineTiming
-from muster.engine.port import CachePolicy, InFlight, Pause, Replica
+from muster.engine.fleet import Fleet
+from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Replica
 from muster.engine.vllm import HttpReplica
 from muster.errors import EngineError
 from muster.sim.fake_engine import FakeReplica, logprobs_of
@@ -107,6 +109,41 @@ class EmbeddedRig:
         return tiny.reference(version, tokens, T)
 
 
+class WholeFleet:
+    """A fleet behind the port of one replica: what the publisher does to all is done to all."""
+
+    name = "fleet"
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._fleet = Fleet(replicas)
+        self.generate, self.score = self._fleet.generate, self._fleet.score
+
+    async def statistics(self) -> EngineStatistics:
+        each = [await member.statistics() for member in self._fleet.replicas]
+        return replace(await self._fleet.statistics(), intervals=each[0].intervals)
+
+    async def stage(self, publication: Publication) -> None:
+        for member in self._fleet.replicas:
+            await member.stage(publication)
+
+    async def pause(self, in_flight: InFlight) -> Pause:
+        pauses = await asyncio.gather(*[member.pause(in_flight) for member in self._fleet.replicas])
+        return Pause(
+            held=sum(p.held for p in pauses),
+            finished=sum(p.finished for p in pauses),
+            aborted=sum(p.aborted for p in pauses),
+        )
+
+    async def commit(self, version: Version, cache: CachePolicy) -> Version:
+        (held,) = {await member.commit(version, cache) for member in self._fleet.replicas}
+        self._fleet.serving(held)
+        return held
+
+    async def resume(self) -> None:
+        for member in self._fleet.replicas:
+            await member.resume()
+
+
 CONFIG = EmbeddedEngineConfig(
     dtype="float32", max_streams=8, max_model_len=1024, kv_capacity_tokens=24 * 1024, threads=1, request_timeout_s=60
 )
@@ -124,13 +161,16 @@ def on_embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
         runner.run(_awaited(launched.__aexit__(None, None, None)))
 
 
-@pytest.fixture(params=["fake", "emulated", "emulated over HTTP", "embedded"])
+@pytest.fixture(params=["fake", "emulated", "emulated over HTTP", "fleet", "embedded"])
 def check(request: pytest.FixtureRequest) -> Check:
     async def on_fake(body: Body) -> None:
         await body(FakeRig())
 
     async def on_emulated(body: Body) -> None:
         await body(EmulatedRig(EmulatedReplica("emulated", EMULATED)))
+
+    async def on_fleet(body: Body) -> None:
+        await body(EmulatedRig(WholeFleet([EmulatedReplica(f"emulated{i}", EMULATED) for i in range(2)])))
 
     async def over_http(body: Body) -> None:
         engine = EmulatedEngine(EMULATED, name="emulated", version=INITIAL)
@@ -142,6 +182,8 @@ def check(request: pytest.FixtureRequest) -> Check:
             return lambda body: clock.run_virtual(on_fake(body))
         case "emulated":
             return lambda body: clock.run_virtual(on_emulated(body))
+        case "fleet":
+            return lambda body: clock.run_virtual(on_fleet(body))
         case "emulated over HTTP":
             return lambda body: clock.run(over_http(body))
         case _:

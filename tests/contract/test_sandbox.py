@@ -15,16 +15,16 @@ from muster.sandbox.config import SandboxConfig
 from muster.sandbox.docker.backend import DockerBackend
 from muster.sandbox.namespace import NamespaceBackend
 from muster.sandbox.port import Mount, Sandbox, SandboxBackend, Snapshot
-from muster.sim.fake_sandbox import FakeBackend
+from muster.sim.fake_sandbox import FakeBackend, FakeDisk
 from muster.types import ImageSpec, Limits
 
 Body = Callable[[SandboxBackend], Awaitable[None]]
 Check = Callable[[Body], None]
 
 
-def on_fake(body: Body) -> None:
+def on_fake(body: Body, disk: FakeDisk) -> None:
     async def main() -> None:
-        backend = FakeBackend()
+        backend = FakeBackend(disk=disk)
         await body(backend)
         await backend.close()
         assert backend.live == 0
@@ -44,9 +44,10 @@ def on_namespace(body: Body, state_dir: Path) -> None:
     clock.run(main())
 
 
-def on_daemon(body: Body, host: str) -> None:
+def on_daemon(body: Body, host: str, state_dir: Path) -> None:
     async def main() -> None:
-        backend = DockerBackend(SandboxConfig(docker_host=host, docker_base_image=daemons.BASE, kill_grace_s=0.1))
+        config = SandboxConfig(docker_host=host, docker_base_image=daemons.BASE, state_dir=state_dir, kill_grace_s=0.1)
+        backend = DockerBackend(config)
         try:
             await body(backend)
         finally:
@@ -60,7 +61,7 @@ def _real(name: str, state_dir: Path) -> Check:
     if name == "namespace":
         return lambda body: on_namespace(body, state_dir)
     host = daemons.host(name)
-    return lambda body: on_daemon(body, host)
+    return lambda body: on_daemon(body, host, state_dir)
 
 
 REAL = [pytest.param(name, marks=pytest.mark.sandbox) for name in ("namespace", *daemons.KINDS)]
@@ -68,8 +69,9 @@ REAL = [pytest.param(name, marks=pytest.mark.sandbox) for name in ("namespace", 
 
 @pytest.fixture(params=["fake", *REAL])
 def check(request: pytest.FixtureRequest, tmp_path: Path) -> Check:
-    """Runs a body on one of the backends, and closes it."""
-    return on_fake if request.param == "fake" else _real(request.param, tmp_path)
+    """Runs a body on one of the backends, and closes it. A second body has a new backend in the same place."""
+    disk = FakeDisk()
+    return (lambda body: on_fake(body, disk)) if request.param == "fake" else _real(request.param, tmp_path)
 
 
 @pytest.fixture(params=REAL)
@@ -340,6 +342,101 @@ def test_cancelling_a_command_interrupts_it_and_the_shell_keeps_its_variables(ch
         assert clock.now() - began < 0.2
         after = await sandbox.run("pwd; echo $NAME; ls", timeout_s=5)
         assert (after.output, after.shell_restarted) == ("/app/d\nvalue\n", False)
+
+    check(body)
+
+
+def test_a_kept_state_is_forked_by_its_id_and_what_was_kept_goes_on_unaware(check: Check) -> None:
+    async def body(backend: SandboxBackend) -> None:
+        sandbox = await fresh(backend)
+        await sandbox.run("mkdir d; cd d; echo one > file; NAME=value", timeout_s=5)
+        kept = await sandbox.keep()
+        assert kept is not None
+        after = await sandbox.run("pwd; echo $NAME; echo two > file", timeout_s=5)
+        assert (after.output, after.shell_restarted) == ("/app/d\nvalue\n", False)
+        state = await backend.restore(kept.id)
+        assert state == kept
+        fork = await backend.fork(state, limits=Limits(), label="fork")
+        assert (await fork.run("pwd; cat file; echo $NAME", timeout_s=5)).output == "/app/d\none\nvalue\n"
+        await backend.discard(kept)
+
+    check(body)
+
+
+def test_a_kept_state_outlives_its_backend_until_it_is_discarded(check: Check) -> None:
+    ids: list[str] = []
+
+    async def before(backend: SandboxBackend) -> None:
+        sandbox = await fresh(backend)
+        for number in range(2):
+            await sandbox.run(f"echo {number} >> file; cd /tmp", timeout_s=5)
+            kept = await sandbox.keep()
+            assert kept is not None
+            ids.append(kept.id)
+        await backend.discard(kept)
+        assert await backend.restore(ids[1]) is None
+
+    async def after(backend: SandboxBackend) -> None:
+        assert await backend.restore(ids[1]) is None
+        state = await backend.restore(ids[0])
+        assert state is not None
+        fork = await backend.fork(state, limits=Limits(), label="later")
+        assert (await fork.run("pwd; cat /app/file", timeout_s=5)).output == "/tmp\n0\n"
+        final = await fork.snapshot()
+        await backend.discard(state)
+        await fork.close()
+        again = await backend.fork(final, limits=Limits(), label="verifier")
+        assert (await again.run("cat /app/file", timeout_s=5)).output == "0\n"
+
+    async def at_last(backend: SandboxBackend) -> None:
+        assert await backend.restore(ids[0]) is None
+        assert await backend.restore("never-kept") is None
+
+    for body in (before, after, at_last):
+        check(body)
+
+
+def test_nothing_is_kept_while_the_agent_has_something_running_that_would_be_lost(check: Check) -> None:
+    async def body(backend: SandboxBackend) -> None:
+        sandbox = await fresh(backend)
+        await sandbox.run("sleep 1 &", timeout_s=5)
+        assert await sandbox.keep() is None
+        await clock.sleep(1.5)
+        await sandbox.run("true", timeout_s=5)
+        kept = await sandbox.keep()
+        assert kept is not None
+        await backend.discard(kept)
+        await sandbox.run("NAME=value", timeout_s=5, session="other")
+        assert await sandbox.keep() is None
+        assert (await sandbox.run("echo $NAME", timeout_s=5, session="other")).output == "value\n"
+
+    check(body)
+
+
+def test_nothing_is_kept_while_the_agent_holds_something_in_memory_alone(check_real: Check) -> None:
+    async def body(backend: SandboxBackend) -> None:
+        sandbox = await fresh(backend)
+        for hold, let_go in (
+            ("echo x > /dev/shm/file", "rm /dev/shm/file"),
+            ("exec 5> /tmp/open", "exec 5>&-"),
+            ("mkfifo /tmp/f; cat /tmp/f & true", "echo > /tmp/f; wait"),
+        ):
+            await sandbox.run(hold, timeout_s=5)
+            assert await sandbox.keep() is None, hold
+            await sandbox.run(let_go, timeout_s=5)
+            kept = await sandbox.keep()
+            assert kept is not None, let_go
+            await backend.discard(kept)
+
+    check_real(body)
+
+
+def test_a_lost_sandbox_is_not_kept(check: Check) -> None:
+    async def body(backend: SandboxBackend) -> None:
+        sandbox = await fresh(backend)
+        await sandbox.close()
+        with pytest.raises(SandboxError):
+            await sandbox.keep()
 
     check(body)
 

@@ -87,6 +87,7 @@ def test_a_step_without_an_update_moved_nothing_and_needs_no_sample() -> None:
     assert measured(step_row(0, updates=1.0, drift_m2=0.04)) == pytest.approx(0.2)
     assert measured(step_row(0, updates=1.0)) is None
     assert measured(step_row(0)) is None
+    assert measured(step_row(0, updates=1.0, drift_m2=math.nan)) is None
 
 
 @pytest.mark.parametrize("rms", [-0.1, math.inf, math.nan])

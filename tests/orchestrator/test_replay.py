@@ -157,6 +157,31 @@ def test_the_schedules_own_limit_holds_for_a_replayed_success_too() -> None:
     assert asked(kept, make_group(1, HOPELESS), fresh=freshness(0.1, max_divergence=0.05)) is None
 
 
+def test_a_success_that_the_policy_moved_away_from_since_it_was_given_is_refused_before_the_step() -> None:
+    kept, group = store(), make_group(1, HOPELESS, version=1)
+    trained(kept, make_group(0, RARE))
+    old = asked(kept, group, step=1, fresh=freshness(0.2))
+    assert old is not None
+    assert kept.reason(joined(group, old), 1, freshness(0.2)) is None
+    assert kept.reason(joined(group, old), 2, freshness(0.2, 0.2)) == "diverged"
+    assert kept.reason(group, 2, freshness(0.2, 0.2)) is None
+
+
+def test_what_a_forgotten_task_lent_still_counts_until_its_group_is_settled() -> None:
+    kept = ReplayStore(ReplayConfig(enabled=True, max_share=0.125), per_batch=8)  # one
+    trained(kept, make_group(0, RARE))
+    group = make_group(1, HOPELESS)
+    old = asked(kept, group)
+    assert old is not None
+    kept.forget("task")
+    other = replace(make_group(2, RARE), task_id="other")
+    other = replace(other, members=tuple(replace(m, task_id="other") for m in other.members))
+    trained(kept, other)
+    assert asked(kept, replace(make_group(3, HOPELESS), task_id="other")) is None
+    kept.settled(joined(group, old), dropped="diverged")
+    assert asked(kept, replace(make_group(4, HOPELESS), task_id="other")) is not None
+
+
 def test_what_was_measured_as_too_far_is_not_tried_again() -> None:
     kept = store()
     trained(kept, make_group(0, RARE))

@@ -160,3 +160,70 @@ def test_starts_are_spread_to_the_boot_rate() -> None:
         assert await asyncio.gather(use(), use(), use()) == [0, pytest.approx(0.5), pytest.approx(1.0)]
 
     on_pool(body, slots=9, boots_per_s=2.0)
+
+
+# --- taking turns ---------------------------------------------------------------------------------------
+
+
+async def work(pool: Pool, image: Snapshot, label: str, turns: int) -> tuple[float, str]:
+    """`turns` commands of ten seconds each; when it ended, and what its files and shell say."""
+    async with pool.lease(image, LIMITS, label) as lease:
+        await lease.sandbox.run(f"export NAME={label}; echo {label} > mine", 60)
+        for _ in range(turns):
+            await lease.sandbox.run("sleep 10", 60)
+            if lease.should_give_way:
+                await lease.give_way()
+        said = await lease.sandbox.run("cat mine; echo $NAME", 60)
+        return clock.now(), said.output
+
+
+def test_long_ones_give_way_and_go_on_as_they_were() -> None:
+    async def body(pool: Pool, backend: FakeBackend, image: Snapshot) -> None:
+        ends = await asyncio.gather(
+            work(pool, image, "long", 30), work(pool, image, "long2", 30), work(pool, image, "short", 2)
+        )
+        assert [said.split() for _, said in ends] == [["long", "long"], ["long2", "long2"], ["short", "short"]]
+        assert ends[2][0] < 120 < ends[0][0], "the short one did not wait for a long one's end"
+        assert pool.statistics().pauses > 0
+
+    on_pool(body, slice_s=30)
+
+
+def test_without_slices_nobody_gives_way() -> None:
+    async def body(pool: Pool, backend: FakeBackend, image: Snapshot) -> None:
+        ends = await asyncio.gather(*(work(pool, image, name, 30) for name in ("one", "two", "three")))
+        assert ends[2][0] > 2 * ends[0][0]
+        assert pool.statistics().pauses == 0
+
+    on_pool(body)
+
+
+def test_one_that_is_cancelled_while_others_have_its_place_holds_nothing() -> None:
+    async def body(pool: Pool, backend: FakeBackend, image: Snapshot) -> None:
+        tasks = [asyncio.ensure_future(work(pool, image, str(n), 30)) for n in range(6)]
+        await clock.sleep(200)
+        assert pool.statistics().agent.waiting > 0
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    on_pool(body, slice_s=30)
+
+
+def test_what_the_agent_would_notice_is_not_paused() -> None:
+    async def body(pool: Pool, backend: FakeBackend, image: Snapshot) -> None:
+        async def busy() -> bool:
+            async with pool.lease(image, LIMITS, "busy") as lease:
+                await lease.sandbox.run("sleep 100 &", 60)
+                await lease.sandbox.run("sleep 50", 60)
+                assert lease.should_give_way
+                return await lease.give_way()
+
+        async def other() -> None:
+            async with pool.lease(image, LIMITS, "other"):
+                pass
+
+        paused, _ = await asyncio.gather(busy(), other())
+        assert not paused
+
+    on_pool(body, slots=1, slice_s=30)

@@ -184,3 +184,94 @@ def test_whatever_happens_room_is_kept_and_everyone_is_served_in_order(
         decide()
     assert served == list(range(len(asked)))
     assert slots.used == 0
+
+
+def taking_turns(capacity: int = 1) -> Slots:
+    slots = Slots(capacity=capacity, slice_s=60.0)
+    for ticket in range(capacity):
+        slots.request(ticket, "a")
+    slots.decide()
+    return slots
+
+
+def test_nobody_gives_way_without_slices_or_while_nobody_waits() -> None:
+    slots = Slots(capacity=1)
+    slots.request(1, "a")
+    slots.decide()
+    slots.request(2, "a")
+    assert not slots.gives_way(1e9)
+    assert not taking_turns().gives_way(1e9)
+
+
+def test_who_has_had_more_by_a_slice_gives_way_and_waits_behind_those_who_had_less() -> None:
+    slots = taking_turns()
+    slots.request(7, "a")
+    slots.request(8, "a", attained_s=30.0)
+    assert not slots.gives_way(59.0)
+    assert slots.gives_way(60.0)
+    slots.released("a")
+    slots.request(9, "a", attained_s=60.0)
+    slots.request(10, "a")
+    slots.closed("a")
+    order: list[int] = []
+    for _ in range(4):
+        (boot,) = slots.decide()
+        assert isinstance(boot, Boot)
+        order.append(boot.ticket)
+        slots.lapsed("a")
+    assert order == [7, 10, 8, 9]
+
+
+def test_one_gives_way_for_each_that_waits() -> None:
+    slots = taking_turns(capacity=3)
+    slots.request(7, "a")
+    assert slots.gives_way(100.0)
+    slots.leaving += 1
+    assert not slots.gives_way(100.0), "its place is being freed already"
+    slots.leaving -= 1
+    slots.released("a")
+    assert not slots.gives_way(100.0), "and while it is being closed"
+
+
+def makespan(lengths: list[int], capacity: int, slice_s: float | None) -> int:
+    """Seconds until all are done, one second at a time; pauses cost nothing."""
+    slots = Slots(capacity=capacity, slice_s=slice_s)
+    had = dict.fromkeys(range(len(lengths)), 0)
+    names = {n: n for n in had}  # ticket -> job
+    for job in had:
+        slots.request(job, "a")
+    running: list[int] = []
+    now, ticket = 0, len(lengths)
+    while True:
+        running += [names[action.ticket] for action in slots.decide() if isinstance(action, Boot)]
+        if not running:
+            return now
+        now += 1
+        for job in list(running):
+            had[job] += 1
+            done = had[job] == lengths[job]
+            if not done and not slots.gives_way(had[job]):
+                continue
+            running.remove(job)
+            slots.lapsed("a")
+            if not done:
+                names[ticket] = job
+                slots.request(ticket, "a", had[job])
+                ticket += 1
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 5))
+def test_turns_are_work_conserving_and_never_beyond_what_list_scheduling_allows(
+    lengths: list[int], capacity: int
+) -> None:
+    shortest = max(max(lengths), -(-sum(lengths) // capacity))
+    for slice_s in (None, 5.0):
+        assert shortest <= makespan(lengths, capacity, slice_s) <= (2 - 1 / capacity) * shortest + 1
+
+
+def test_turns_end_sooner_when_the_longest_would_have_begun_last() -> None:
+    lengths = [10] * 40 + [100]
+    assert makespan(lengths, 5, None) == 180
+    assert makespan(lengths, 5, 5.0) <= 175
+    uneven = [10, 10, 10, 10, 80, 80, 80, 80, 100, 100]
+    assert makespan(uneven, 4, 5.0) < makespan(uneven, 4, None)

@@ -69,7 +69,9 @@ async def play(stage: Stage, order: tuple[Play, ...]) -> float:
         length = stage.prompt
         whole = length + sum(reply + observation for reply, _, observation in program.turns)
         shared = np.random.default_rng(program.group).integers(3, 999, length)
-        texts[name] = np.concatenate([shared, np.random.default_rng(int(name)).integers(3, 999, whole)]).astype(np.int32)
+        texts[name] = np.concatenate([shared, np.random.default_rng(int(name)).integers(3, 999, whole)]).astype(
+            np.int32
+        )
         async with slots:
             await clock.sleep(program.boot_s)
             for reply, tool_s, observation in program.turns:
@@ -139,7 +141,7 @@ STAGES = st.builds(
 )
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(stage=STAGES, programs=st.lists(PROGRAMS, min_size=1, max_size=4).map(tuple))
 def test_no_order_of_starting_beats_any_bound(stage: Stage, programs: tuple[Play, ...]) -> None:
     best_s = min(clock.run_virtual(play(stage, order)) for order in permutations(programs))

@@ -208,7 +208,7 @@ def test_15_an_evaluation_holds_one_version_while_collection_goes_on() -> None:
 
 
 def test_16_work_that_no_batch_can_take_any_more_is_cancelled_at_once() -> None:
-    world = quiet(0, max_lag=1, policy="greedy", steps=8, groups_per_batch=1, group_size=4, min_group=None, slots=24)
+    world = quiet(3, max_lag=1, policy="greedy", steps=8, groups_per_batch=1, group_size=4, min_group=None, slots=24)
     _, journal = lived(world, {Fault.LONG_TRAJECTORIES: 0.33})
     (group,) = [g for g in journal.rows(GroupRow) if g.drop_reason == "too_stale"]
     (cancelled,) = journal.rows(DropRow)

@@ -10,13 +10,13 @@ from muster import clock
 from muster.bench.simulate import check_times, evaluation
 from muster.journal import Journal
 from muster.sim.chaos import Fault
-from muster.sim.scenario import Scenario, scenario
+from muster.sim.scenario import Scenario, Scheduling, scenario
 from muster.sim.world import Lived, World
 
 
 def quiet(seed: int, **changes: Any) -> Scenario:
-    """A world in which nothing goes wrong."""
-    return replace(scenario(seed, ()), **changes)
+    """A world in which nothing goes wrong, with no option of the scheduler in use."""
+    return replace(scenario(seed, ()), **{"scheduling": Scheduling(), **changes})
 
 
 def lived(world: Scenario, rates: Mapping[Fault, float] | None = None) -> tuple[Lived, Journal]:

@@ -12,7 +12,7 @@ from muster.sandbox.pool import Pool
 from muster.sandbox.port import Sandbox
 from muster.sim.fake_sandbox import FakeBackend
 from muster.types import Cause, Graded, ImageSpec, Limits, Outcome, Trajectory, Verdict
-from muster.verifier.function import FunctionVerifier, Score, load_score
+from muster.verifier.function import FunctionVerifier, Score, load_score, source_digest
 from muster.verifier.script import VerifierConfig
 
 
@@ -112,3 +112,13 @@ def test_a_function_is_found_by_its_name_and_a_wrong_name_says_what_to_write() -
         load_score("no_such_module_at_all:score")
     with pytest.raises(ConfigError, match="has no function 'missing'"):
         load_score("json:missing")
+
+
+def test_a_score_in_an_edited_file_is_another_one(tmp_path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = tmp_path / "my_scores_of_a_test.py"
+    source.write_text("def score(trajectory, sandbox): return 1.0\n")
+    before = source_digest("my_scores_of_a_test:score")
+    assert source_digest("my_scores_of_a_test:score") == before
+    source.write_text("def score(trajectory, sandbox): return 0.0\n")
+    assert source_digest("my_scores_of_a_test:score") != before

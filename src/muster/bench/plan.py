@@ -14,14 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.bench.plan_draws import Draws, Work, drawing
-from muster.bench.plan_words import planned, predicted
-from muster.bench.result import BenchResult
+from muster.bench.plan_draws import Draws, drawing
+from muster.bench.plan_words import Slots, planned, predicted, sandboxes_sentence
 from muster.bench.plan_worlds import Base, base_of, declared
+from muster.bench.result import BenchResult
 from muster.errors import UserError
 from muster.journal import Journal
 from muster.reporting import JOURNAL
-from muster.sim.fit_world import measured
+from muster.sim.fit_run import measured
+from muster.sim.fit_world import Measured
 from muster.sim.planner import (
     Change,
     Comparison,
@@ -64,7 +65,7 @@ def plan(options: PlanOptions, say: Say) -> BenchResult:
     base = _base(options)
     for note in base.notes:
         say(f"note: {note}")
-    with drawing(Work(groups=base.groups, skipped=base.skipped), jobs=options.jobs) as draws:
+    with drawing(base.groups, jobs=options.jobs) as draws:
         if options.settings or options.against:
             return _prediction(base, options, draws, say)
         return _plan(base, options, draws, say)
@@ -83,36 +84,39 @@ def _base(options: PlanOptions) -> Base:
 
 
 def _plan(base: Base, options: PlanOptions, draws: Draws, say: Say) -> BenchResult:
-    reproduction, before = _reproduced(base, options.seeds, draws)
-    if reproduction:
-        say(
-            f"the run itself, simulated: TTB p50 {reproduction.simulated_s:.4g} s, measured "
-            f"{reproduction.measured_s:.4g} s ({reproduction.error:+.1%})"
-        )
-    tried = [base.changed([key], name=key) for key in options.what] or changes(base.world)
-    comparisons = _compared(tried, before, options.seeds, draws, say)
+    reproduction = _reproduced(base, draws, say)
+    before = _finished(draws.outcomes(base.world, options.seeds, skipped=base.skipped))
+    tried = [base.changed([key]) for key in options.what] or changes(base.world)
+    comparisons = _compared(base, tried, before, draws, say)
     recommendation = recommend(comparisons, reproduction)
     slots = None if options.what else _slots(base, draws, say)
     result = planned(base, before, comparisons, reproduction, recommendation, slots)
     say(result.notes["recommendation"])
+    if slots:
+        say(sandboxes_sentence(base, slots))
     return result
 
 
-def _reproduced(base: Base, seeds: int, draws: Draws) -> tuple[Reproduction | None, tuple[Outcome, ...]]:
-    """The run as it was: draw 0 is its own groups in its own order."""
-    before = _finished(draws.outcomes(base.world, seeds))
-    if base.measured is None:
-        return None, before
-    return Reproduction(measured_s=base.measured.ttb_p50_s, simulated_s=before[0].ttb_p50_s), before
+def _reproduced(base: Base, draws: Draws, say: Say) -> Reproduction | None:
+    """The run as it was: draw 0 is its own groups in its own order. None for a declared world."""
+    world = base.reproduction()
+    if world is None or base.measured is None:
+        return None
+    (itself,) = _finished(draws.outcomes(world, 1, skipped=base.measured.skipped))
+    found = Reproduction(measured_s=base.measured.ttb_p50_s, simulated_s=itself.ttb_p50_s)
+    say(
+        f"the run itself, simulated: TTB p50 {found.simulated_s:.4g} s, measured {found.measured_s:.4g} s "
+        f"({found.error:+.1%})"
+    )
+    return found
 
 
 def _compared(
-    tried: Sequence[Change], before: tuple[Outcome, ...], seeds: int, draws: Draws, say: Say
+    base: Base, tried: Sequence[Change], before: tuple[Outcome, ...], draws: Draws, say: Say
 ) -> list[Comparison]:
     comparisons: list[Comparison] = []
-    for number, (change, after) in enumerate(
-        zip(tried, draws.each([c.world for c in tried], seeds), strict=True), start=1
-    ):
+    afters = draws.each([c.world for c in tried], len(before), skipped=base.skipped)
+    for number, (change, after) in enumerate(zip(tried, afters, strict=True), start=1):
         progress = f"{number} of {len(tried)}: {change.name}"
         if isinstance(after, str):
             say(f"{progress}: does not run: {after}")
@@ -122,12 +126,12 @@ def _compared(
     return comparisons
 
 
-def _slots(base: Base, draws: Draws, say: Say) -> tuple[int, dict[int, float]]:
+def _slots(base: Base, draws: Draws, say: Say) -> Slots:
     """Answer "how many sandboxes per accelerator"."""
     say("how many sandboxes")
 
     def ttb_s(slots: int) -> float:
-        outcomes = _finished(draws.outcomes(with_slots(base.world, slots), SLOT_DRAWS))
+        outcomes = _finished(draws.outcomes(with_slots(base.world, slots), SLOT_DRAWS, skipped=base.skipped))
         return median(outcomes, lambda o: o.ttb_mean_s)
 
     most = unlimited(base.world)
@@ -136,16 +140,15 @@ def _slots(base: Base, draws: Draws, say: Say) -> tuple[int, dict[int, float]]:
 
 def _prediction(base: Base, options: PlanOptions, draws: Draws, say: Say) -> BenchResult:
     """One changed configuration, beside the run that was made with it."""
-    reproduction, _ = _reproduced(base, 1, draws)
-    if options.against is None:
-        change = base.changed(options.settings, name=" ".join(options.settings))
-        after = _finished(draws.outcomes(change.world, options.seeds))
-        return predicted(base, change, after, reproduction, None)
-    with Journal.open(options.against / JOURNAL) as journal:
-        seen = measured(journal)
-    change = base.changed(options.settings, name=" ".join(options.settings), batches=len(seen.ttb_s) + base.skipped)
-    say(f"simulating {change.name}, and comparing it with {options.against}")
-    after = _finished(draws.outcomes(change.world, options.seeds))
+    reproduction = _reproduced(base, draws, say)
+    seen: Measured | None = None
+    if options.against is not None:
+        with Journal.open(options.against / JOURNAL) as journal:
+            seen = measured(journal)
+    like = seen or base.measured
+    assert like is not None, "only a run is compared with another"
+    change = base.changed(options.settings, batches=like.batches)
+    after = _finished(draws.outcomes(change.world, options.seeds, skipped=like.skipped))
     return predicted(base, change, after, reproduction, seen)
 
 

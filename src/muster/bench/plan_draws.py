@@ -18,23 +18,19 @@ import numpy as np
 
 from muster.errors import MusterError
 from muster.journal import BatchRow, Journal, LaunchRow, TrajectoryRow
-from muster.sim.collection import Collected, Groups, World, number_of, simulate
-from muster.sim.fit_programs import draw
+from muster.sim.collection import Collected, World, number_of, simulate
+from muster.sim.fit_programs import Groups, draw
 from muster.sim.planner import Outcome, devices
 from muster.sim.workload import Program, group_programs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What is played. `groups` None: what the world itself declares. `skipped`: first batches that do not count."""
+class Task:
+    """Draw `number` in `world`, whose first `skipped` batches do not count."""
 
-    groups: Groups | None = None
-    skipped: int = 0
-
-    def of(self, world: World, number: int) -> Groups | None:
-        if self.groups is None:
-            return None
-        return draw(self.groups, number, world.schedule.group_size)
+    world: World
+    number: int
+    skipped: int
 
 
 Failed = str
@@ -42,19 +38,19 @@ Failed = str
 
 
 class Draws:
-    """Example: `with drawing(work, jobs=2) as draws: outcomes = draws.outcomes(world, 5)`"""
+    """Example: `with drawing(groups, jobs=2) as draws: outcomes = draws.outcomes(world, 5, skipped=3)`"""
 
-    def __init__(self, run: Callable[[list[tuple[World, int]]], Iterator[Outcome | Failed]]) -> None:
+    def __init__(self, run: Callable[[list[Task]], Iterator[Outcome | Failed]]) -> None:
         self._run = run
 
-    def outcomes(self, world: World, count: int) -> tuple[Outcome, ...] | Failed:
+    def outcomes(self, world: World, count: int, *, skipped: int) -> tuple[Outcome, ...] | Failed:
         """Draws 0 to `count - 1`; a string when one of them failed."""
-        (outcomes,) = self.each([world], count)
+        (outcomes,) = self.each([world], count, skipped=skipped)
         return outcomes
 
-    def each(self, worlds: Sequence[World], count: int) -> Iterator[tuple[Outcome, ...] | Failed]:
+    def each(self, worlds: Sequence[World], count: int, *, skipped: int) -> Iterator[tuple[Outcome, ...] | Failed]:
         """The same of several worlds, one after the other as they are done."""
-        results = self._run([(world, number) for world in worlds for number in range(count)])
+        results = self._run([Task(world=w, number=n, skipped=skipped) for w in worlds for n in range(count)])
         for _ in worlds:
             outcomes = [next(results) for _ in range(count)]
             failed = [o for o in outcomes if isinstance(o, Failed)]
@@ -62,25 +58,27 @@ class Draws:
 
 
 @contextmanager
-def drawing(work: Work, *, jobs: int = 0) -> Iterator[Draws]:
-    """`jobs` processes; 0: one for each core, 1: this one."""
+def drawing(groups: Groups | None, *, jobs: int = 0) -> Iterator[Draws]:
+    """`groups`: recorded ones to draw from; None: what each world declares. `jobs`: processes; 0: one for each core,
+    1: this one."""
     jobs = jobs or os.cpu_count() or 1
     if jobs == 1:
-        yield Draws(lambda tasks: map(_Worker(work), tasks))
+        yield Draws(lambda tasks: map(_Worker(groups), tasks))
         return
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
         try:
-            yield Draws(lambda tasks: pool.map(_Worker(work), tasks))
+            yield Draws(lambda tasks: pool.map(_Worker(groups), tasks))
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def play(work: Work, world: World, number: int) -> Outcome | Failed:
+def play(groups: Groups | None, task: Task) -> Outcome | Failed:
     """One draw in one world, in this process."""
-    groups = work.of(world, number)
+    world, number = task.world, task.number
+    drawn = None if groups is None else draw(groups, number, world.schedule.group_size)
     try:
-        collected = simulate(world, number, groups=groups)
+        collected = simulate(world, number, groups=drawn)
     except MusterError as error:
         return str(error)
     except BaseExceptionGroup as error:
@@ -89,17 +87,17 @@ def play(work: Work, world: World, number: int) -> Outcome | Failed:
             raise
         return str(stopped.exceptions[0])
     with collected.journal as journal:
-        return _outcome(journal, collected, groups, work.skipped)
+        return _outcome(journal, collected, drawn, task.skipped)
 
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """What a worker process does with a world and a number."""
+    """What a worker process does with a task."""
 
-    work: Work
+    groups: Groups | None
 
-    def __call__(self, task: tuple[World, int]) -> Outcome | Failed:
-        return play(self.work, *task)
+    def __call__(self, task: Task) -> Outcome | Failed:
+        return play(self.groups, task)
 
 
 def _outcome(journal: Journal, collected: Collected, groups: Groups | None, skipped: int) -> Outcome:

@@ -8,7 +8,16 @@ from muster.bench.plan_worlds import Base
 from muster.bench.result import BenchResult, Target, Value
 from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.sim.fit_world import Measured
-from muster.sim.planner import Change, Comparison, Outcome, Recommendation, Reproduction, devices, median
+from muster.sim.planner import (
+    WITHIN,
+    Change,
+    Comparison,
+    Outcome,
+    Recommendation,
+    Reproduction,
+    devices,
+    median,
+)
 
 ERROR = 0.2
 """Share by which a prediction may be wrong."""
@@ -87,8 +96,20 @@ def sentence(recommendation: Recommendation, before: Sequence[Outcome]) -> str:
     ttb_s = median(before, lambda o: o.ttb_mean_s), median(chosen.after, lambda o: o.ttb_mean_s)
     hours = median(before, lambda o: o.device_s) / 3600, chosen.device_s / 3600
     return (
-        f"recommended: {chosen.change.says}. It saves {chosen.gain:.0%} of the TTB ({low:.0%} to {high:.0%}; {unsure}): "
-        f"{ttb_s[0]:.4g} to {ttb_s[1]:.4g} s a batch, {hours[0]:.3g} to {hours[1]:.3g} device-hours."
+        f"recommended: {chosen.change.says}. It saves {chosen.gain:.0%} of the TTB ({low:.0%} to {high:.0%}; "
+        f"{unsure}): {ttb_s[0]:.4g} to {ttb_s[1]:.4g} s a batch, {hours[0]:.3g} to {hours[1]:.3g} device-hours."
+    )
+
+
+def sandboxes_sentence(base: Base, slots: Slots) -> str:
+    """How many sandboxes an accelerator needs, and what fewer would cost."""
+    fewest, tried = slots
+    engines = devices(base.world) - 1
+    costs = ", ".join(f"{number} {seconds:.4g} s" for number, seconds in tried.items())
+    each = f", {fewest / engines:.3g} for each of {engines} engine devices" if engines > 1 else ""
+    return (
+        f"sandboxes: {fewest} at once{each}, are within {WITHIN:.0%} of the fastest (configured "
+        f"{base.world.sandboxes.slots}). Mean TTB by number: {costs}"
     )
 
 
@@ -126,14 +147,18 @@ def _fit(base: Base) -> dict[str, object] | None:
     """What was read from the journal, for a reader who wants to judge it."""
     if base.fitted is None:
         return None
-    engine, training = base.fitted.engine, dict(base.fitted.training)
+    engine, training = base.fitted.engine, base.fitted.training
     named = isinstance(engine, EmulatedEngineConfig)
     return {
         "groups": len(base.fitted.groups),
         "batches": len(base.fitted.measured.ttb_s),
         "engine": engine.timing.model_dump(),
         "engine_error": None if named else engine.error,
-        "training": training,
+        "step_s": training.step_s,
+        "token_s": training.token_s,
+        "export_s": training.export_s,
+        "evaluate_s": training.evaluate_s,
+        "checkpoint_s": training.checkpoint_s,
         "boot_s": base.fitted.times.boot_s.model_dump(),
         "stage_s": base.fitted.stage_s,
         "pause_s": base.fitted.pause_s,

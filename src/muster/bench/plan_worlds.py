@@ -1,8 +1,8 @@
 """From what a user names to the world that is simulated: a run's journal, a declared file, a key with a value.
 
-Law: a key of the run's configuration (`sandbox.slots`) changes the `Setup` that the world is made from; a key of the world
-(`training.step_s`) changes the world itself. A key that would change nothing in the simulation is refused: silence would
-look like an answer.
+Law: a key of the run's configuration (`sandbox.slots`) changes the `Setup` that the world is made from; a key of the
+world (`training.step_s`) changes the world itself. A key that would change nothing in the simulation is refused:
+silence would look like an answer.
 """
 
 from __future__ import annotations
@@ -19,19 +19,27 @@ from muster.config import RunConfig, assign, overridden, validate
 from muster.engine.emulated.presets import preset
 from muster.errors import ConfigError, UserError
 from muster.journal import DeviceRow, Journal
-from muster.sim.collection import Groups, World
-from muster.sim.fit_world import TRAINER, Fitted, Measured, Setup, fit_run
+from muster.sim.collection import World
+from muster.sim.fit_programs import Groups
+from muster.sim.fit_run import RECENT, SETTLED, TRAINER, fit_run
+from muster.sim.fit_world import Fitted, Measured, Setup
 from muster.sim.planner import Change
+
+ENOUGH = 1024
+"""Trajectories of a simulation that say how long its batches take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """What every change is compared with. `config`, `fitted`, `measured`: of a run, not of a declared world."""
+    """What every change is compared with. `config`, `fitted`, `measured`: of a run, not of a declared world.
+
+    world: long enough to settle; its first `skipped` batches do not count.
+    """
 
     source: str
     world: World
+    skipped: int
     groups: Groups | None = None
-    skipped: int = 0
     config: RunConfig | None = None
     fitted: Fitted | None = None
     replicas: int = 1
@@ -41,23 +49,29 @@ class Base:
     def measured(self) -> Measured | None:
         return self.fitted.measured if self.fitted else None
 
-    def changed(self, settings: Sequence[str], *, name: str, batches: int | None = None) -> Change:
-        """The world under `key=value` settings, all together. Raises `ConfigError`."""
-        ours = [s for s in settings if not _of_world(s)]
-        world = self._configured(ours, batches)
-        values = world.model_dump()
+    def reproduction(self) -> World | None:
+        """The run as it was, with as many batches; None for a declared world."""
+        return self._configured((), self.measured.batches) if self.measured else None
+
+    def changed(self, settings: Sequence[str], *, batches: int | None = None) -> Change:
+        """The world under `key=value` settings, all together; as long as `world` without `batches`.
+
+        Raises `ConfigError`.
+        """
+        name = " ".join(settings)
+        batches = batches or self.world.training.steps
+        ours = [s for s in settings if not _of_world(s)] if self.fitted else []
+        values = self._configured(ours, batches).model_dump()
         for setting in settings:
             if setting not in ours:
                 assign(values, setting)
-        changed = _validated(values, source=f"--set {' '.join(settings)}")
+        changed = _validated(values, source=name)
         if settings and changed == self._configured((), batches):
-            raise ConfigError(f"{', '.join(settings)}: changes nothing in the simulation")
+            raise ConfigError(f"{name}: changes nothing in the simulation")
         return Change(name=name, says=f"set {', '.join(settings)}", world=changed)
 
-    def _configured(self, settings: Sequence[str], batches: int | None) -> World:
+    def _configured(self, settings: Sequence[str], batches: int) -> World:
         if self.config is None or self.fitted is None:
-            if settings:
-                raise ConfigError(f"{settings[0]}: no key of a world; its sections are {', '.join(World.model_fields)}")
             return self.world
         config = overridden(self.config, settings) if settings else self.config
         return self.fitted.world(Setup.of(config, self.replicas), batches=batches)
@@ -74,14 +88,20 @@ def base_of(journal: Journal, *, source: str, engine: str | None = None) -> Base
         raise UserError(f"{source}: {error}") from None
     return Base(
         source=source,
-        world=fitted.world(setup),
+        world=fitted.world(setup, batches=SETTLED + _counted(setup)),
+        skipped=SETTLED,
         groups=fitted.groups,
-        skipped=fitted.skipped,
         config=config,
         fitted=fitted,
         replicas=replicas,
         notes=(*fitted.notes, "trainer and engine are simulated as if neither slowed the other down"),
     )
+
+
+def _counted(setup: Setup) -> int:
+    """Batches that count, fewer of large ones: a simulated trajectory costs milliseconds, and there are many draws."""
+    trajectories = setup.schedule.groups_per_batch * setup.schedule.group_size
+    return min(RECENT, max(3, ENOUGH // trajectories))
 
 
 def declared(path: Path) -> Base:
@@ -92,7 +112,8 @@ def declared(path: Path) -> Base:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    return Base(source=str(path), world=_validated(values, source=str(path)))
+    world = _validated(values, source=str(path))
+    return Base(source=str(path), world=world, skipped=min(SETTLED, world.training.steps // 3))
 
 
 def _of_world(setting: str) -> bool:

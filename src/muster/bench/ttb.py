@@ -4,8 +4,8 @@
                       ├─ seed 1 ─►       …            ├─► medians, paired by seed ─► tables, targets, JSON, figure
                       └─ …        two processes       ┘
 
-Law: the arms of a seed play the same programs, so they are compared seed by seed. Nothing is left out that was simulated,
-and a target that is missed is printed as missed.
+Law: the arms of a seed play the same programs, so they are compared seed by seed. Nothing is left out that was
+simulated, and a target that is missed is printed as missed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     [workload] [fleets.X] [baseline] [parts.Y] [policies.Z] ─► world(fleet, parts, policy): tables laid over each other
 
-Law: an arm is nothing but tables: the fleet's, the baseline's, then those of the parts that are switched on. Code chooses
-which tables; no number of an arm stands anywhere else.
+Law: an arm is nothing but tables: the fleet's, the baseline's, then those of the parts that are switched on. Code
+chooses which tables; no number of an arm stands anywhere else.
 """
 
 from __future__ import annotations

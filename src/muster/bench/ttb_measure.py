@@ -2,8 +2,8 @@
 
     World, seed ─simulate─► journal, counters ─► Measured (numbers alone, to be sent between processes)
 
-Law: lengths are those of the programs that were dispatched, also of the ones that were cancelled before they ended: what a
-policy leaves out cannot hide by never ending.
+Law: lengths are those of the programs that were dispatched, also of the ones that were cancelled before they ended:
+what a policy leaves out cannot hide by never ending.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Measured:
     """Of one world and seed; several batches are means over them.
 
     parts: seconds by cause, they sum to `ttb_s`. bound_s: the largest lower bound of the batch's work, and its name.
-    states: share of engine time between opening and ready. hit_rate: prompt tokens found in a cache. computed_tokens: the
-    others; needed_tokens: those that perfect reuse would have left. wasted_tokens: sampled, and in no batch.
-    wasted_slot_s: sandbox seconds of booting, stopping and attempts that no batch holds. length_ratio, p90_ratio: sampled
-    tokens of the batches' members over those of all dispatched programs. inclusion: share of dispatched programs that are
-    in a batch, by decile of length. digest: of the journal's bytes.
+    states: share of engine time between opening and ready. hit_rate: prompt tokens found in a cache. computed_tokens:
+    the others; needed_tokens: those that perfect reuse would have left. wasted_tokens: sampled, and in no batch.
+    wasted_slot_s: sandbox seconds of booting, stopping and attempts that no batch holds. length_ratio, p90_ratio:
+    sampled tokens of the batches' members over those of all dispatched programs. inclusion: share of dispatched
+    programs that are in a batch, by decile of length. digest: of the journal's bytes.
     """
 
     ttb_s: float
@@ -133,7 +133,7 @@ def _bound(collected: Collected, batches: int) -> tuple[float, str]:
 
 
 def _lengths(collected: Collected, record: Record) -> tuple[Floats, Floats]:
-    """Sampled tokens of the batches' members, and of all that was dispatched; the latter negative where no batch holds it.
+    """Sampled tokens of the batches' members, and of all that was dispatched, negative where no batch holds it.
 
     Dispatched: groups that were closed, or overtaken by one that was trained.
     """

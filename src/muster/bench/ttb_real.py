@@ -1,87 +1,69 @@
 """`muster bench ttb --real`: both arms in wall time on this machine, and what the simulation said beforehand.
 
     ttb.toml ─ baseline, all parts ─► scaled ─► for each run, on a batch of its own:
-        probe ─► Constants          predict baseline, predict all parts      (virtual clock)
-                                    collect baseline, collect all parts      (wall clock, turn about)
-                                                └─► TTB, by cause, beside the prediction
+        probe ─► Constants ─► predict baseline, predict all parts        virtual clock
+                              collect baseline, collect all parts        wall clock
+                                  └─► TTB, by cause, beside its prediction
 
 Law: both arms play the same programs, and a trajectory counts as played only when its verifier found the trace of every
-command. The prediction is made before the run that it is compared with, from constants measured on another batch.
+command. The prediction is made before the run that it is held against, from constants measured on another batch.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import tempfile
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from muster import clock
 from muster.bench import daemons
 from muster.bench.result import BenchResult, Target, Value
+from muster.bench.ttb import CAUSES, CUT
+from muster.bench.ttb_arms import ALL, BASELINE
 from muster.bench.ttb_declaration import Declaration
 from muster.bench.ttb_real_constants import Constants, measure_constants, predict
-from muster.bench.ttb_real_run import Place, RealRun, collect_real
-from muster.bench.ttb_real_scale import Groups, Scale, scaled_groups, scaled_world
+from muster.bench.ttb_real_docker import docker_start_s
+from muster.bench.ttb_real_run import Place, collect_real
+from muster.bench.ttb_real_scale import Scale, scaled_groups, scaled_world
+from muster.bench.ttb_real_words import Groups
 from muster.errors import ConfigError
 from muster.journal import Journal
 from muster.observe.critical_path import BatchTime, batch_time
-from muster.observe.record import Record, read
-from muster.sandbox.config import SandboxConfig
-from muster.sandbox.docker.backend import DockerBackend
-from muster.sim.collection import World
+from muster.observe.record import read
+from muster.sim.collection import World, numbered
 from muster.sim.workload import programs
-from muster.types import ImageSpec, Limits, Stage
+from muster.types import Stage
 
 BUILT_IN = Path(__file__).with_name("ttb_real.toml")
-BASELINE, ALL, DOCKER = "baseline", "all parts", "baseline, docker"
-REDUCTION = 0.669
 PREDICTION_ERROR = 0.15
-_DOCKER_STARTS = 3
-_CAUSES = {
-    "sandbox_s": (Stage.SANDBOX_QUEUE, Stage.SANDBOX_START),
-    "queue_s": (Stage.ENGINE_QUEUE,),
-    "prefill_s": (Stage.PREFILL, Stage.RECOMPUTE),
-    "decode_s": (Stage.DECODE,),
-    "tool_s": (Stage.TOOL,),
-    "verify_s": (Stage.VERIFIER_QUEUE, Stage.VERIFY),
-}
 
 Say = Callable[[str], None]
 
 
 class RealConfig(Scale):
-    """What is lived for real, and how small. The defaults are in `ttb_real.toml`, with their reasons."""
+    """What is lived for real, and how small. The built-in one is `ttb_real.toml`, with its reasons."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     fleet: str = Field(description="of the declaration")
     processes: int = Field(ge=1, description="that serve the replicas")
     runs: int = Field(ge=1, description="of each arm, in turn; each pair has a batch of its own")
-    docker: bool = Field(default=False, description="the baseline once more, in containers of a private daemon")
-
-
-class Over(BaseModel):
-    """One comparison: a measured collection and what was predicted of it. Seconds are real ones."""
-
-    model_config = ConfigDict(frozen=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lived:
-    """One arm in one run. `wrong`: trajectories that did not end as their program says."""
+    """One arm in one run, in our seconds. `wrong`: attempts that did not end as their program says."""
 
     ttb_s: float
     predicted_s: float
-    parts: dict[Stage, float]
+    parts: Mapping[Stage, float]
     hit_rate: float
     predicted_hit_rate: float
     cpu_share: float
@@ -90,8 +72,12 @@ class Lived:
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a share of what was measured; signed."""
+        """Of the prediction, as a share of what was measured; below 0: it took longer than predicted."""
         return self.predicted_s / self.ttb_s - 1
+
+
+Runs = Mapping[str, Sequence[Lived]]
+"""By arm, one for each seed."""
 
 
 def read_config(path: Path = BUILT_IN) -> RealConfig:
@@ -105,3 +91,144 @@ def read_config(path: Path = BUILT_IN) -> RealConfig:
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def run_real(declared: Declaration, config: RealConfig, *, say: Say = lambda line: None) -> BenchResult:
+    """Takes minutes, and both cores. An interrupt leaves nothing behind.
+
+    Raises `ConfigError` for a declaration that cannot be, `SandboxStartError` where no sandbox starts.
+    """
+    began = clock.now()
+    runs: dict[str, list[Lived]] = {BASELINE: [], ALL: []}
+    constants: list[Constants] = []
+    with tempfile.TemporaryDirectory(prefix="muster-ttb-") as root:
+        place = Place(root=Path(root), processes=config.processes)
+        for seed in range(config.runs):
+            constants.append(_pair(declared, config, seed, place, runs, say))
+    return BenchResult(
+        name="ttb-real",
+        rows=[row(arm, lived, config.time) for arm, lived in runs.items()],
+        targets=targets(runs),
+        notes={
+            "config": config.model_dump(),
+            "constants": [asdict(c) for c in constants],
+            "runs": {arm: [_note(x) for x in lived] for arm, lived in runs.items()},
+            "docker_start_s": _docker(say),
+            "cores": os.cpu_count(),
+            "kernel": platform.release(),
+            "wall_s": clock.now() - began,
+        },
+    )
+
+
+def _pair(
+    declared: Declaration, config: RealConfig, seed: int, place: Place, runs: Mapping[str, list[Lived]], say: Say
+) -> Constants:
+    """One batch: constants, then each arm predicted and lived."""
+    everything = declared.world(config.fleet, parts=tuple(declared.parts))
+    groups = scaled_groups(programs(everything.workload, seed), config)
+    worlds = {
+        BASELINE: scaled_world(declared.world(config.fleet), config, groups),
+        ALL: scaled_world(everything, config, groups),
+    }
+    constants = measure_constants(worlds[ALL], groups, seed, place)
+    for arm, world in worlds.items():
+        lived = live(world, groups, seed, constants, place)
+        runs[arm].append(lived)
+        say(
+            f"run {seed + 1} of {config.runs}, {arm}: {lived.ttb_s:.1f} s, predicted {lived.predicted_s:.1f} s; "
+            f"cores busy {lived.cpu_share:.0%}"
+        )
+    return constants
+
+
+def live(world: World, groups: Groups, seed: int, constants: Constants, place: Place) -> Lived:
+    """Predict, then collect. The world's seconds are real ones."""
+    predicted = predict(world, groups, seed, constants)
+    real = collect_real(world, groups, seed, place)
+    try:
+        time = batch_of(real.journal)
+        return Lived(
+            ttb_s=time.ttb_s,
+            predicted_s=batch_of(predicted.journal).ttb_s,
+            parts=time.parts,
+            hit_rate=real.hit_rate,
+            predicted_hit_rate=predicted.hit_rate,
+            cpu_share=real.cpu_share,
+            control_share=real.control_share,
+            wrong=wrong(real.journal, groups),
+        )
+    finally:
+        predicted.journal.close()
+        real.journal.close()
+
+
+def batch_of(journal: Journal) -> BatchTime:
+    """The time of the one batch, by cause."""
+    record = read(journal)
+    (batch,) = record.batches
+    return batch_time(batch, record.groups.values(), record.launches, record.trajectories.values(), record.spans)
+
+
+def wrong(journal: Journal, groups: Groups) -> int:
+    """Planned attempts without exactly one trajectory that has its program's reward and its program's tokens."""
+    ended: dict[tuple[str, int], list[tuple[float | None, int]]] = {}
+    for row in read(journal).trajectories.values():
+        ended.setdefault((row.task_id, row.sibling), []).append((row.reward, row.sampled_tokens))
+    planned = {
+        (numbered(group).id, sibling): [(program.reward, program.sampled_tokens)]
+        for group, siblings in enumerate(groups)
+        for sibling, program in enumerate(siblings)
+    }
+    return sum(ended.get(key) != value for key, value in planned.items()) + len(ended.keys() - planned.keys())
+
+
+def row(arm: str, lived: Sequence[Lived], time: float) -> dict[str, Value]:
+    """Medians over the runs, in our seconds; `declared_s` is what the declared world would take."""
+    values: dict[str, Value] = {
+        "arm": arm,
+        "runs": len(lived),
+        "ttb_s": median(x.ttb_s for x in lived),
+        "least_s": min(x.ttb_s for x in lived),
+        "most_s": max(x.ttb_s for x in lived),
+        "predicted_s": median(x.predicted_s for x in lived),
+        "error": median(abs(x.error) for x in lived),
+        "worst_error": max(abs(x.error) for x in lived),
+        "declared_s": median(x.ttb_s for x in lived) * time,
+    }
+    for name, stages in CAUSES.items():
+        values[f"{name}_s"] = median(sum(x.parts.get(s, 0.0) for s in stages) for x in lived)
+    return values | {
+        "hit_rate": median(x.hit_rate for x in lived),
+        "predicted_hits": median(x.predicted_hit_rate for x in lived),
+        "cpu_share": median(x.cpu_share for x in lived),
+        "control_share": median(x.control_share for x in lived),
+        "wrong": sum(x.wrong for x in lived),
+    }
+
+
+def targets(runs: Runs) -> list[Target]:
+    """What was written down before."""
+    pairs = zip(runs[ALL], runs[BASELINE], strict=True)
+    cut = median(1 - ours.ttb_s / base.ttb_s for ours, base in pairs)
+    found = [Target(name="real_ttb_cut", value=cut, operator=">=", threshold=CUT)]
+    for arm, lived in runs.items():
+        error = median(abs(x.error) for x in lived)
+        found.append(Target(name=f"prediction_error_{arm}", value=error, operator="<=", threshold=PREDICTION_ERROR))
+    wrongs = sum(x.wrong for lived in runs.values() for x in lived)
+    return [*found, Target(name="wrong_outcomes", value=wrongs, operator="<=", threshold=0)]
+
+
+def _note(lived: Lived) -> dict[str, object]:
+    return {**asdict(lived), "parts": {str(stage): seconds for stage, seconds in lived.parts.items()}}
+
+
+def _docker(say: Say) -> float | None:
+    """A container's start on this machine; None where there is no daemon."""
+    try:
+        seconds = docker_start_s()
+    except daemons.Unavailable as reason:
+        say(f"a container's start here is not measured: {reason}")
+        return None
+    say(f"a container's start here, unscaled, with its image at hand: {seconds:.2f} s")
+    return seconds

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from muster.bench.ttb_real_run import Place, collect_real
-from muster.bench.ttb_real_scale import Groups
+from muster.bench.ttb_real_words import Groups
 from muster.journal import Journal, SpanRow, TrajectoryRow
-from muster.sim.collection import World, simulate
+from muster.sim.collection import Collected, World, simulate
 from muster.sim.timed_sandbox import SandboxTimes
-from muster.sim.workload import Lognormal, Program
+from muster.sim.workload import Lognormal
 from muster.types import Stage
 
 _TURN = (Stage.ENGINE_QUEUE, Stage.PREFILL, Stage.RECOMPUTE, Stage.DECODE, Stage.TOOL)
@@ -28,7 +28,10 @@ PROBE_TURNS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """Seconds beyond the plan. turn_s: one request and one command. boot_s: a fork. grade_s: freeze, fork, test script."""
+    """Seconds beyond the plan.
+
+    turn_s: of one request and one command. boot_s: a fork. grade_s: freezing, a verifier's fork, its script.
+    """
 
     turn_s: float
     boot_s: float
@@ -57,8 +60,8 @@ def measure_constants(world: World, groups: Groups, seed: int, place: Place) -> 
     )
 
 
-def predict(world: World, groups: Groups, seed: int, constants: Constants) -> Journal:
-    """The journal of `world` with these constants, on the virtual clock."""
+def predict(world: World, groups: Groups, seed: int, constants: Constants) -> Collected:
+    """`world` with these constants, lived on the virtual clock."""
     sandboxes = world.sandboxes
     boot_s = sandboxes.times.boot_s
     forked = max(constants.boot_s, boot_s.median)
@@ -71,7 +74,7 @@ def predict(world: World, groups: Groups, seed: int, constants: Constants) -> Jo
     )
     grade_s = constants.grade_s if sandboxes.verify == "in_place" else max(0.0, constants.grade_s - forked)
     slower = tuple(tuple(replace(p, verify_s=p.verify_s + grade_s) for p in siblings) for siblings in groups)
-    return simulate(world.with_(sandboxes={"times": times}), seed, groups=slower).journal
+    return simulate(world.with_(sandboxes={"times": times}), seed, groups=slower)
 
 
 def without_overhead(times: SandboxTimes) -> SandboxTimes:

@@ -4,7 +4,7 @@
     fork(label)    ─ inner ─ what is left of boot_s ─► Sandbox ─► … ─► close: stop_s in the slot, then inner
 
 Law: real sandboxes do the work; time is added where the declaration says that common practice takes it, and nothing is
-shortened. What a launch's start takes is drawn as `sim.timed_sandbox` draws it. Forks with mounts are a verifier's, which
+shortened. What a launch's start takes is drawn as `sim.timed_sandbox` draws it. Forks with mounts are a verifier's:
 every arm grades alike.
 """
 
@@ -67,10 +67,16 @@ class DeclaredBackend:
             raise
         return _Graceful(sandbox, self._times.stop_s)
 
+    async def restore(self, id: str) -> Snapshot | None:
+        return await self._inner.restore(id)
+
     async def discard(self, snapshot: Snapshot) -> None:
         await self._inner.discard(snapshot)
 
     async def close(self) -> None:
+        for preparing in self._prepared.values():
+            preparing.cancel()
+        await asyncio.gather(*self._prepared.values(), return_exceptions=True)
         await self._inner.close()
 
     async def _prepare(self, id: str, image: ImageSpec) -> Snapshot:
@@ -105,6 +111,9 @@ class _Graceful:
 
     async def snapshot(self) -> Snapshot:
         return await self._inner.snapshot()
+
+    async def keep(self) -> Snapshot | None:
+        return await self._inner.keep()
 
     async def alive(self) -> bool:
         return await self._inner.alive()

@@ -19,8 +19,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pydantic import BaseModel, ConfigDict, Field
 
 from muster import clock
-from muster.bench.ttb_real_scale import Groups
-from muster.bench.ttb_real_words import Replies
+from muster.bench.ttb_real_words import Groups, Replies
 from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.engine import EmulatedEngine
 from muster.engine.emulated.replica import INITIAL

@@ -17,9 +17,8 @@ from pathlib import Path
 from muster import clock
 from muster.bench.ttb_real_declared import DeclaredBackend
 from muster.bench.ttb_real_engines import serve
-from muster.bench.ttb_real_scale import Groups
 from muster.bench.ttb_real_tasks import write_tasks
-from muster.bench.ttb_real_words import WordTokenizer, placed
+from muster.bench.ttb_real_words import Groups, WordTokenizer, placed
 from muster.engine.fleet import Fleet
 from muster.engine.port import EngineStatistics
 from muster.journal import Journal, SessionRow
@@ -55,8 +54,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealRun:
-    """What a real collection left. `boot_s`: a fork, as the median of its last ones. `cpu_share`: of all cores, busy with anything; `control_share`: of one core, by the
-    process that schedules. Close the journal when it was read."""
+    """What a real collection left; close the journal when it was read.
+
+    boot_s: a fork, as the median of the last ones. cpu_share: of all cores, busy with anything. control_share: of one
+    core, busy with the process that schedules.
+    """
 
     journal: Journal
     engines: tuple[EngineStatistics, ...]
@@ -65,16 +67,22 @@ class RealRun:
     cpu_share: float
     control_share: float
 
+    @property
+    def hit_rate(self) -> float:
+        """Prompt tokens that were found in a prefix cache, over all prompt tokens."""
+        return sum(e.cached_tokens for e in self.engines) / sum(e.prompt_tokens for e in self.engines)
+
 
 def collect_real(world: World, groups: Groups, seed: int, place: Place) -> RealRun:
     """One batch of `groups` in `world`, whose seconds are real.
 
     Raises what stops a run: `EngineError`, `SandboxStartError`, `AdmissionStopped`.
     """
-    return clock.run(_collect(world, groups, seed, place))
+    return clock.run(collect(world, groups, seed, place))
 
 
-async def _collect(world: World, groups: Groups, seed: int, place: Place) -> RealRun:
+async def collect(world: World, groups: Groups, seed: int, place: Place) -> RealRun:
+    """`collect_real` on the running loop."""
     names = [f"engine{i}" for i in range(world.fleet.replicas)]
     async with contextlib.AsyncExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="run-", dir=place.root)))
@@ -158,9 +166,9 @@ async def _pool(world: World, seed: int, place: Place) -> AsyncIterator[Pool]:
     )
     async with contextlib.AsyncExitStack() as stack:
         backend = NamespaceBackend(config, run="ttb") if place.docker_host is None else DockerBackend(config, run="ttb")
-        stack.push_async_callback(backend.close)
         bounded = BoundedBackend(backend, DeadlineConfig())
         declared = DeclaredBackend(bounded, sandboxes.times, share=lambda name: share(seed, name))
+        stack.push_async_callback(declared.close)
         pool = Pool(declared, config)
         stack.push_async_callback(pool.close)
         yield pool

@@ -15,14 +15,12 @@ from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from muster.bench.ttb_real_words import LEAST_OBSERVATION_TOKENS, LEAST_REPLY_TOKENS, least_prompt_tokens
+from muster.bench.ttb_real_words import LEAST_OBSERVATION_TOKENS, LEAST_REPLY_TOKENS, Groups, least_prompt_tokens
 from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.timing import EngineTiming
 from muster.sim.collection import World
 from muster.sim.timed_sandbox import SandboxTimes
 from muster.sim.workload import Lognormal, PlannedTurn, Program
-
-Groups = tuple[tuple[Program, ...], ...]
 
 
 class Scale(BaseModel):

@@ -1,6 +1,6 @@
 """Real tasks for a batch of programs: a verifier that checks what each attempt's commands left behind.
 
-    programs ─► directory/task00007/tests/{test.sh, plan} ─► Task          (plan: a line a sibling: turns, seconds)
+    groups ─► directory/task00007/tests/{test.sh, plan} ─► Task          (plan: a line a sibling: turns, seconds)
 
 Law: a reward is written only if every command of the attempt left its trace, in order; a lost, repeated or invented one
 gives none. So the outcomes themselves prove that each arm did the same work.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from muster.bench.ttb_real_words import WordTokenizer, instruction
+from muster.bench.ttb_real_words import Groups, WordTokenizer, instruction
 from muster.sim.collection import numbered
 from muster.sim.workload import Program
 from muster.types import ImageSpec, Task, VerifierSpec
@@ -30,10 +30,10 @@ if [[ -e answer ]]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 VERIFY_TIMEOUT_S = 120.0
 
 
-def write_tasks(programs: Sequence[Sequence[Program]], directory: Path) -> list[Task]:
+def write_tasks(groups: Groups, directory: Path) -> list[Task]:
     """One task a group, in order."""
     tokenizer = WordTokenizer()
-    return [_task(index, siblings, directory, tokenizer) for index, siblings in enumerate(programs)]
+    return [_task(index, siblings, directory, tokenizer) for index, siblings in enumerate(groups)]
 
 
 def _task(index: int, siblings: Sequence[Program], directory: Path, tokenizer: WordTokenizer) -> Task:

@@ -1,7 +1,7 @@
 """What a replayed agent says in real text: a tokenizer of words and numbers, and the replies of a program.
 
     Program ─► turn t: thoughts, then a command ─► exactly `reply_tokens` ids ─► engine ─► ids ─► text ─► a real shell
-                       └ echo t >> log; seq (the observation); sha256sum (work); sleep (the rest of its time)
+                       └ echo t >> log; echo {1..n} (the observation); sha256sum (work); sleep (its time)
 
 Law: pure and lossless: text is tokens and tokens are text, so that renderer, agent and engine do what they do in
 production, and a plan of lengths becomes real text of exactly those lengths. Which turn is asked for is read from the
@@ -15,14 +15,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from muster.rollout.conversation import conversation
 from muster.rollout.prompts import ZERO_SHOT_PROMPT
 from muster.rollout.renderer import Message
 from muster.sim.workload import Program
 from muster.types import Ints, Session, Version
 
+Groups = tuple[tuple[Program, ...], ...]
+"""[group][sibling]"""
+
 STOP = "\x02"
 _ROLES = {"system": "\x01", "user": "\x03", "assistant": "\x04"}
-_NAMED, _COUNT, _WORDS, _REST = "```bash\necho", " > me; echo", " >> log; seq -s ' '", "; sha256sum log > sum; sleep"
+_NAMED, _COUNT, _WORDS = "```bash\necho", " > me; echo", " >> log; echo {1.."
+_REST = "}; sha256sum log > sum; sleep"
 _END, _SOLVED = "e-4\n```", "e-4; echo yes > answer\n```"
 _SLEEP_UNIT_S = 1e-4  # what "e-4" says
 
@@ -33,6 +38,7 @@ FRAME_TOKENS = 3
 LEAST_OBSERVATION_TOKENS = FRAME_TOKENS + 1
 
 _LARGEST = 10_000_000  # numbers below it are one token, with or without a space before
+_THOUGHTS = 1_000  # what is thought is made of numbers below it: short ids make short requests
 _SESSION = re.compile(r"g(\d+)\.(\d+)(?:a\d+)?")
 
 
@@ -88,8 +94,8 @@ class Replies:
     Example: `EmulatedEngine(config, name="r0", version=INITIAL, policy=Replies(programs(workload, seed)))`
     """
 
-    def __init__(self, programs: Sequence[Sequence[Program]]) -> None:
-        self._programs = programs
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
         self._tokenizer = WordTokenizer()
         self._stop = self._tokenizer.stop_tokens[0]
         self._speaks = self._tokenizer.encode(_ROLES["assistant"])[0]
@@ -98,8 +104,8 @@ class Replies:
     def __call__(self, tokens: Ints, session: Session, version: Version) -> Sequence[int]:
         turn = (int(np.count_nonzero(tokens == self._stop)) - self._opening) // 2
         said = len(tokens) - 1 - int(np.flatnonzero(tokens == self._speaks)[-1])  # before it was aborted
-        group, sibling = placed(session.id, len(self._programs))
-        return reply(self._programs[group][sibling], turn, sibling, self._tokenizer)[said:]
+        group, sibling = placed(session.id, len(self._groups))
+        return reply(self._groups[group][sibling], turn, sibling, self._tokenizer)[said:]
 
 
 def placed(session: str, groups: int) -> tuple[int, int]:
@@ -114,7 +120,7 @@ def reply(program: Program, turn: int, sibling: int, tokenizer: WordTokenizer) -
     spoken = [*tokenizer.encode(command(program, turn, sibling)), tokenizer.stop_tokens[0]]
     thoughts = program.turns[turn].reply_tokens - len(spoken)
     assert thoughts >= 0, f"a turn of {program.turns[turn].reply_tokens} tokens holds no command"
-    drawn = np.random.default_rng([program.seed, turn]).integers(_LARGEST, size=thoughts)
+    drawn = np.random.default_rng([program.seed, turn]).integers(_THOUGHTS, size=thoughts)
     return [*tokenizer.encode("".join(f" {number}" for number in drawn)), *spoken]
 
 
@@ -125,20 +131,21 @@ def command(program: Program, turn: int, sibling: int) -> str:
     last = turn == len(program.turns) - 1
     end = _SOLVED if last and program.reward > 0 else _END
     words, units = planned.observation_tokens - FRAME_TOKENS, round(planned.tool_s / _SLEEP_UNIT_S)
-    return f"{_NAMED}{me} {turn + 1}{_WORDS} {words}{_REST} {units}{end}"
+    return f"{_NAMED}{me} {turn + 1}{_WORDS}{words}{_REST} {units}{end}"
 
 
 def instruction(task: int, tokens: int, tokenizer: WordTokenizer) -> str:
     """A task's text, such that the whole prompt has `tokens` tokens, or as few as it can have."""
     stem = f"Task {task}."
-    frame = tokenizer.render([*ZERO_SHOT_PROMPT, {"role": "user", "content": stem}], add_generation_prompt=True)
-    room = max(0, tokens - len(tokenizer.encode(frame)))
-    facts = np.random.default_rng([task, tokens]).integers(_LARGEST, size=room)
+    room = max(0, tokens - _prompt_tokens(stem, tokenizer))
+    facts = np.random.default_rng([task, tokens]).integers(_THOUGHTS, size=room)
     return stem + "".join(f" {fact}" for fact in facts)
 
 
 def least_prompt_tokens() -> int:
-    """Tokens of the shortest prompt."""
-    tokenizer = WordTokenizer()
-    messages = [*ZERO_SHOT_PROMPT, {"role": "user", "content": "Task 999."}]
-    return len(tokenizer.encode(tokenizer.render(messages, add_generation_prompt=True)))
+    """Tokens of the shortest prompt, for up to a thousand tasks."""
+    return _prompt_tokens("Task 999.", WordTokenizer())
+
+
+def _prompt_tokens(text: str, tokenizer: WordTokenizer) -> int:
+    return len(tokenizer.encode(tokenizer.render(conversation("zero_shot", text), add_generation_prompt=True)))

@@ -6,8 +6,10 @@ import json
 import types as pytypes
 import typing
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, get_args, get_origin
 
 import numpy as np
@@ -19,6 +21,25 @@ def encode(value: Any) -> Any:
     if isinstance(value, dict | list | tuple):
         return json.dumps(value)
     return value
+
+
+@lru_cache(maxsize=64)
+def encoder(row: type[Any]) -> Callable[[Any], Sequence[Any]]:
+    """A function from a row to what SQLite holds of its fields. Most rows have scalars alone: they pass as they are."""
+    hints = typing.get_type_hints(row)
+    names = [f.name for f in fields(row)]
+    values = attrgetter(*names)
+    containers = [i for i, name in enumerate(names) if _is_container(hints[name])]
+    if not containers:
+        return values
+
+    def encoded(one: Any) -> Sequence[Any]:
+        held = list(values(one))
+        for i in containers:
+            held[i] = encode(held[i])
+        return held
+
+    return encoded
 
 
 @lru_cache(maxsize=64)

@@ -7,13 +7,14 @@ import sqlite3
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, asdict, fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from muster.errors import JournalError, UserError
-from muster.journal.codec import decoders, encode, pack_segments
+from muster.journal.codec import decoders, encode, encoder, pack_segments
 from muster.journal.rows import (
     BatchRow,
     CheckpointRow,
@@ -56,11 +57,8 @@ def _columns(row: type[Any]) -> str:
     return ", ".join(f'"{f.name}"' for f in fields(row))
 
 
-_INSERTS: dict[type[Any], tuple[str, tuple[str, ...]]] = {  # row class -> (statement, its columns)
-    row: (
-        f"INSERT OR REPLACE INTO {table} ({_columns(row)}) VALUES ({', '.join('?' * len(fields(row)))})",
-        tuple(f.name for f in fields(row)),
-    )
+_INSERTS: dict[type[Any], str] = {
+    row: f"INSERT OR REPLACE INTO {table} ({_columns(row)}) VALUES ({', '.join('?' * len(fields(row)))})"
     for row, (table, _) in _TABLES.items()
 }
 _TURN = tuple(f.name for f in fields(Turn))
@@ -184,9 +182,8 @@ class Journal:
     def record(self, *rows: Any) -> None:
         """Write rows, together. A row with the key of an earlier one replaces it."""
         with self.transaction():
-            for row in rows:
-                insert, names = _INSERTS[type(row)]
-                self._db.execute(insert, [encode(getattr(row, name)) for name in names])
+            for kind, alike in groupby(rows, type):
+                self._db.executemany(_INSERTS[kind], map(encoder(kind), alike))
 
     def record_trajectory(self, trajectory: Trajectory, *, sibling: int, purpose: Purpose) -> None:
         """Commit a trajectory with its spans; afterwards it may be counted."""

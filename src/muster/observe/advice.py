@@ -31,7 +31,8 @@ REMEDIES = {
     Stage.VERIFY: "make the slowest verifiers faster, or run more of them at once (sandbox.verifier_slots)",
     Stage.INFRA_RETRY: "repair what loses trajectories: question 4 lists the causes",
     Stage.PUBLICATION_PAUSE: "shorten the pause: hold requests instead of finishing them, stage before pausing",
-    Stage.REFILL: "sample more informative tasks (curriculum), or larger groups, so that fewer lack gradient",
+    Stage.REFILL: "sample more informative tasks (curriculum), or larger groups, so that fewer lack gradient; "
+    "replay rare successes (schedule.replay) where the tasks are hard",
     Stage.ASSEMBLY: "look at the control plane: this time is our own bookkeeping, and should be near 0",
 }
 

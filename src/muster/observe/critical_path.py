@@ -22,7 +22,11 @@ from dataclasses import dataclass
 
 from muster.journal import BatchRow, GroupRow, LaunchRow, SpanRow, TrajectoryRow
 from muster.observe.intervals import Piece, flatten, totals
+from muster.orchestrator.scheduler import PUT_OFF
 from muster.types import Stage
+
+AFTERWARDS = ("surplus", PUT_OFF)
+"""Drop reasons of groups that were still collected when the batch that they were launched for was ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,15 +112,23 @@ def trajectory_time(
 
 
 def deciding_group(batch: BatchRow, groups: Iterable[GroupRow]) -> GroupRow | None:
-    """The group whose end was the last that the batch waited for."""
+    """The group whose end was the last that the batch waited for; of two at one instant the batch's own.
+
+    Surplus is no such group: it is dropped because the batch is ready.
+    """
     own = set(batch.groups)
     ends = [
-        (at, g.submission, g)
+        (at, g.id in own, g.submission, g)
         for g in groups
-        if (at := g.ready_at if g.id in own else g.closed_at if g.state == "dropped" else None) is not None
+        if (at := g.ready_at if g.id in own else g.closed_at if _held_up(g) else None) is not None
         and at <= batch.ready_at
     ]
-    return max(ends, key=lambda e: e[:2])[2] if any(g.id in own for _, _, g in ends) else None
+    return max(ends, key=lambda e: e[:3])[3] if any(is_own for _, is_own, _, _ in ends) else None
+
+
+def _held_up(group: GroupRow) -> bool:
+    """Whether a batch may have waited for this group, and gone on without it."""
+    return group.state == "dropped" and group.drop_reason not in AFTERWARDS
 
 
 def _last_ended(group: GroupRow, trajectories: Iterable[TrajectoryRow]) -> TrajectoryRow | None:

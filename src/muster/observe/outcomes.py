@@ -78,7 +78,8 @@ class Accounting:
     kept: int  # in a group that is open or ready, or in a batch that waits for the trainer
     dropped: int  # with its group, for a reason
     lost: tuple[str, ...]
-    trained_twice: tuple[str, ...]
+    replayed: int  # times that a verified success was trained once more, in a group that had none
+    trained_twice: tuple[str, ...]  # otherwise
     launched_twice: tuple[str, ...]  # two trajectories for one launch, or one both ended and dropped
     never_launched: tuple[str, ...]  # a trajectory without a launch
     unfinished: int
@@ -109,13 +110,13 @@ def group_counts(record: Record) -> Groups:
     trained = sum(g.state == "trained" for g in groups)
     ready = sum(g.state == "ready" for g in groups)
     without = dropped.get("no_gradient", 0)
-    stale = sum(g.drop_reason == "too_stale" and g.ready_at is not None for g in groups)
+    late = sum(g.state == "dropped" and g.ready_at is not None for g in groups)
     return Groups(
         admitted=len(record.groups),
         trained=trained,
         waiting=ready + sum(g.state == "open" for g in groups),
         dropped=dropped,
-        complete=trained + ready + stale + without,
+        complete=trained + ready + late + without,
         without_gradient=without,
     )
 
@@ -149,6 +150,7 @@ def account(record: Record) -> Accounting:
         kept=counts["kept"],
         dropped=counts["dropped"],
         lost=tuple(sorted(id for id, fate in fates.items() if fate == "lost")),
+        replayed=sum(len(batch.replayed) for batch in record.trained),
         trained_twice=tuple(sorted(id for id, n in uses.items() if n > 1)),
         launched_twice=tuple(sorted(twice)),
         never_launched=tuple(sorted(record.trajectories.keys() - record.launches.keys())),

@@ -106,33 +106,68 @@ def freshness(report: Report) -> Section:
     if not batches:
         return Section(title=title, sentence="Nothing has been trained yet.")
     lag = _mean(report, "lag_mean")
-    stale = report.groups.dropped.get("too_stale", 0)
     oldest = max(f.lag_max for f in batches)
+    farthest = max((f.distance for f in batches if f.distance is not None), default=None)
     age = (
         "Every trained token came from the policy that was trained"
         if oldest <= 0
         else f"Trained tokens were {words.number(lag)} versions old on average, {oldest} at most"
+        + (f" ({words.number(farthest)} nats away, by the odometer)" if farthest is not None else "")
     )
-    sentence = f"{age}; {words.plural(stale, 'group')} dropped as too stale."
-    table = Table(
-        title="Lag in versions, divergence of trained tokens",
-        columns=("step", "tokens", "lag mean", "lag max", "k3", "m2", "ess", "clipped", "masked"),
+    replayed = sum(f.replayed for f in batches)
+    again = f" Earlier successes were trained once more: {replayed}." if replayed else ""
+    return Section(
+        title=title, sentence=f"{age}; {_refused(report)}.{again}", tables=(_ages(report), _divergences(report))
+    )
+
+
+def _refused(report: Report) -> str:
+    """What was dropped for its age, by reason."""
+    dropped = report.groups.dropped
+    stale, diverged = dropped.get("too_stale", 0), dropped.get("diverged", 0)
+    text = f"{words.plural(stale, 'group')} dropped as too stale"
+    return f"{text}, {diverged} as too far from the trainer" if diverged else text
+
+
+def _ages(report: Report) -> Table:
+    batches = report.freshness[-LAST_BATCHES:]
+    columns = ("step", "tokens", "lag mean", "lag max", "distance")
+    replaying = any(f.replayed for f in report.freshness)
+    partly = " (*: in part assumed, a step was not measured)" if any(f.assumed for f in batches) else ""
+    return Table(
+        title=f"Lag in versions; distance of the oldest token by the odometer, nats{partly}",
+        columns=(*columns, "replayed", "their distance") if replaying else columns,
         rows=tuple(
             (
                 str(f.step),
                 words.number(f.tokens),
                 f"{f.lag_mean:.2f}",
                 str(f.lag_max),
+                words.number(f.distance) + ("*" if f.assumed and f.distance is not None else ""),
+                *((str(f.replayed), words.number(f.replayed_distance)) if replaying else ()),
+            )
+            for f in batches
+        ),
+    )
+
+
+def _divergences(report: Report) -> Table:
+    return Table(
+        title="Divergence of trained tokens from the policy that sampled them, measured at the step, nats",
+        columns=("step", "rms", "k3", "worst k3", "ess", "clipped", "masked"),
+        rows=tuple(
+            (
+                str(f.step),
+                words.number(f.rms),
                 words.number(f.k3),
-                words.number(f.m2),
+                words.number(f.worst_k3),
                 words.number(f.ess),
                 words.percent(f.clip_fraction),
                 words.percent(f.dropped_fraction),
             )
-            for f in batches[-LAST_BATCHES:]
+            for f in report.freshness[-LAST_BATCHES:]
         ),
     )
-    return Section(title=title, sentence=sentence, tables=(table,))
 
 
 def numerics(report: Report) -> Section:

@@ -67,14 +67,14 @@ class Odometer:
 
 
 def measured(step: StepRow) -> float | None:
-    """How far a step moved the policy (root-mean-square log-ratio, nats); None if it was not measured.
+    """How far a step moved the policy (root-mean-square log-ratio, nats); None if it was not measured, or to no end.
 
     A step without an update moved nothing, and needs no sample to say so.
     """
     if step.metrics.get("updates") == 0:
         return 0.0
     m2 = step.metrics.get("drift_m2")
-    return math.sqrt(m2) if m2 is not None else None
+    return math.sqrt(m2) if m2 is not None and math.isfinite(m2) else None
 
 
 def rebuilt(steps: Iterable[StepRow]) -> Odometer:

@@ -64,7 +64,7 @@ class Keeps:
         )
         self._points[launch.group_id, launch.sibling] = None
         if before is not None:
-            await self._give_back(before.snapshot)
+            await self._give_back(before)
 
     # --- for the dispatcher
 
@@ -111,9 +111,7 @@ class Keeps:
         """Give back what is not needed any more."""
         while self._unneeded:
             row = self._unneeded[-1]
-            for snapshot in (row.previous, row.snapshot):
-                if snapshot is not None:
-                    await self._give_back(snapshot)
+            await self._give_back(row)
             self._journal.forget(
                 KeepRow, "group_id = ? AND sibling = ? AND snapshot = ?", row.group_id, row.sibling, row.snapshot
             )
@@ -144,10 +142,12 @@ class Keeps:
         self._drop(row)
         return launch
 
-    async def _give_back(self, snapshot: str) -> None:
-        state = await self._backend.restore(snapshot)
-        if state is not None:
-            await self._backend.discard(state)
+    async def _give_back(self, row: KeepRow) -> None:
+        """What it points to, and what a process that was killed just then did not come to give back."""
+        for snapshot in (row.previous, row.snapshot):
+            state = await self._backend.restore(snapshot) if snapshot is not None else None
+            if state is not None:
+                await self._backend.discard(state)
 
 
 def _needed(journal: Journal, row: KeepRow) -> bool:

@@ -31,7 +31,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from muster.orchestrator.staleness import Freshness
+from muster.orchestrator.staleness import Freshness, StaleReason, oldest_version
 from muster.types import Cause, Graded, ReadyGroup, Trajectory, Verdict
 
 FLAGGED = (Cause.TAMPERED, Cause.SANDBOX_DESTROYED_BY_AGENT, Cause.VERIFIER_BROKEN_BY_AGENT)
@@ -115,6 +115,8 @@ class ReplayStore:
 
         grader: digest of the task and its verifier. When it changes, what was known of the task is forgotten.
         """
+        if not self._room:
+            return
         task = self._tasks.get(group.task_id)
         if task is None or task.grader != grader:
             self.forget(group.task_id)
@@ -148,6 +150,11 @@ class ReplayStore:
         self._lent[chosen.trajectory.id] = chosen
         return chosen.trajectory
 
+    def reason(self, group: ReadyGroup, step: int, freshness: Freshness) -> StaleReason | None:
+        """Why batch `step` may not train on what the group was given, now that the policy has moved; None if it may."""
+        old = [member for member in group.members if member.id in group.replayed]
+        return None if self._near(oldest_version(old, default=step), step, freshness) else "diverged"
+
     def settled(self, group: ReadyGroup, dropped: str | None = None) -> None:
         """The group was trained, or dropped for a reason: what it was lent is free, its own successes are kept.
 
@@ -158,16 +165,14 @@ class ReplayStore:
             kept = self._lent.pop(id, None)
             if kept is not None and dropped is None:
                 kept.uses += 1
-            elif kept is not None and task is not None and dropped == "diverged":
+            elif dropped == "diverged" and task is not None and kept in task.kept:
                 task.kept.remove(kept)
         if task is not None and task.grader == grader and dropped != "diverged":
             self._keep(task, (member for member in group.fresh if _succeeded(member)))
 
     def forget(self, task_id: str) -> None:
         """The task is not what it was, or its verifier is not trusted any more."""
-        task = self._tasks.pop(task_id, None)
-        for kept in task.kept if task else ():
-            self._lent.pop(kept.trajectory.id, None)
+        self._tasks.pop(task_id, None)
 
     def state(self) -> dict[str, Any]:
         """What it learned, as plain JSON data: names of trajectories, which the journal holds."""
@@ -200,8 +205,6 @@ class ReplayStore:
         return freshness.odometer.distance(version, step) <= limit
 
     def _keep(self, task: _Known, successes: Iterable[Trajectory]) -> None:
-        if not self._room:
-            return
         for member in successes:
             if member.sampled_tokens and member.outcome.cause not in FLAGGED:
                 task.kept.append(_Kept.of(member))

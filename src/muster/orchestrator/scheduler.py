@@ -48,17 +48,29 @@ class TaskSource(Protocol):
 class Scheduler:
     """Example: `admission = scheduler.admit()`, run the launches, `scheduler.ended(trajectory, launch, now)`."""
 
-    def __init__(self, config: SchedulerConfig, source: TaskSource, *, steps: int) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        source: TaskSource,
+        *,
+        steps: int,
+        expectation: Expectation | None = None,
+        grader: str = "",
+    ) -> None:
+        """expectation: what is known of the tasks' times before the first attempt. grader: names what grades beside the
+        tasks' own tests; what another one graded is not replayed.
+        """
         self._config = config
         self._source = source
         self._steps = steps
+        self._grader = grader
         self._freshness = Freshness(config.max_lag, config.max_divergence)
         self._pool = ReadyPool(
             policy=config.batch_policy, window_fraction=config.window_fraction, freshness=self._freshness
         )
         self._line = Line(config.order)
         self._concurrency = Concurrency(config.concurrency, config.slots)
-        self._expectation = Expectation()
+        self._expectation = expectation or Expectation()
         self._replay = ReplayStore(config.replay, per_batch=config.groups_per_batch * config.group_size)
         self._groups: dict[str, Group] = {}  # open ones, in order of submission
         self._live: dict[str, Launch] = {}
@@ -221,7 +233,8 @@ class Scheduler:
 
     def stale(self, batch: Batch) -> dict[str, str]:
         """Groups of an assembled batch that are too far from the trainer by now, with the reason."""
-        reasons = {g.id: self._freshness.reason(g.members, batch.step) for g in batch.groups}
+        step, fresh = batch.step, self._freshness
+        reasons = {g.id: fresh.reason(g.fresh, step) or self._replay.reason(g, step, fresh) for g in batch.groups}
         return {id: reason for id, reason in reasons.items() if reason is not None}
 
     def fresh(self, version: int) -> bool:
@@ -383,7 +396,7 @@ class Scheduler:
             id=group.id, task_id=group.task.id, submission=group.submission, members=members, ready_at=now
         )
         self._source.record(group.task.id, ready.rewards)
-        self._replay.closed(ready, grader=group.task.digest)
+        self._replay.closed(ready, grader=self._grader + group.task.digest)
         old = self._replay.for_group(ready, self._assembled, self._freshness)
         ready = ready if old is None else joined(ready, old)
         if not ready.has_gradient:

@@ -21,7 +21,7 @@ from muster.rollout import preparation
 from muster.rollout.agent import Between, Episode, Spent
 from muster.rollout.keeping import Keeper, KeepPoints, continued, with_origin
 from muster.rollout.spans import SpanRecorder
-from muster.sandbox.pool import Lane, Pool, Wanted
+from muster.sandbox.pool import Lane, Lease, Pool, Wanted
 from muster.sandbox.port import Counters, Sandbox, Snapshot
 from muster.types import Cause, Launch, Outcome, Session, Span, Stage, Task, TaskStep, Trajectory, Ungraded, Verdict
 from muster.verifier import steps
@@ -150,7 +150,7 @@ class _Attempt:
             async with self.pool.lease(start, self.launch.task.limits, self.launch.id) as lease:
                 self.spans.enter(Stage.SANDBOX_START, at=asked + lease.queued_s)
                 try:
-                    ended = await self._played(lease.sandbox, self.pristine)
+                    ended = await self._played(lease, self.pristine)
                 except SandboxError as error:
                     error.evidence["counters"] = _known(await lease.sandbox.close())
                     raise
@@ -172,18 +172,18 @@ class _Attempt:
             raise SandboxStartError(f"{self.launch.id}: the kept state is gone", {"snapshot": kept.snapshot})
         return state
 
-    async def _played(self, sandbox: Sandbox, pristine: Snapshot) -> _Played | Outcome:
+    async def _played(self, lease: Lease, pristine: Snapshot) -> _Played | Outcome:
         """What is left to grade, or the outcome of a task that ended before its last step."""
-        task = self.launch.task
+        task, sandbox = self.launch.task, lease.sandbox
         if not task.steps:
-            return await self._play(task, "", sandbox)
+            return await self._play(task, "", lease)
         for index, step in enumerate(task.steps):
             failure = await preparation.prepare(sandbox, step, pristine.workdir, task.image.build_timeout_s)
             if failure is not None:
                 return await self._unprepared(step, pristine, failure)
             if index > 0:
                 self.agent.instruct(self.episode, step.instruction)
-            played = await self._play(steps.as_task(task, step), step.name, sandbox)
+            played = await self._play(steps.as_task(task, step), step.name, lease)
             if index == len(task.steps) - 1 or played.budget is not None:
                 return played
             if not steps.goes_on(await self._grade(played, pristine), step):
@@ -191,12 +191,26 @@ class _Attempt:
             self.spans.enter(Stage.SANDBOX_START)
         raise AssertionError("the last step returns")
 
-    async def _play(self, task: Task, step: str, sandbox: Sandbox) -> _Played:
-        between = self._keep_points(sandbox)
+    async def _play(self, task: Task, step: str, lease: Lease) -> _Played:
+        sandbox, keep_points = lease.sandbox, self._keep_points(lease.sandbox)
+
+        async def between() -> None:
+            if keep_points is not None:
+                await keep_points()
+            if lease.should_give_way:
+                await self._give_way(lease)
+
         budget = await self.agent.play(task, self.episode, sandbox, self.session, self.spans, self.seed, between)
         self.spans.enter(Stage.VERIFY)
         self.frozen.append(await sandbox.snapshot())
         return _Played(task=task, step=step, state=self.frozen[-1], budget=budget)
+
+    async def _give_way(self, lease: Lease) -> None:
+        """Others have had less of the pool: wait for the next turn at it."""
+        self.spans.enter(Stage.SANDBOX_QUEUE)
+        asked = clock.now()
+        if await lease.give_way():
+            self.spans.enter(Stage.SANDBOX_START, at=max(asked, clock.now() - lease.start_s))
 
     def _keep_points(self, sandbox: Sandbox) -> KeepPoints | None:
         """A task of several steps has none: what its steps were graded would have to be kept as well."""

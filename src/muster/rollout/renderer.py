@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from muster.types import UNSAMPLED, Completion, Ints, Segment
+from muster.types import UNSAMPLED, Completion, Floats, Ints, Segment
 
 Message = Mapping[str, str]
 
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 _MARK = re.compile("\ue000(\\d+)\ue001")
 _PROBE: tuple[Message, ...] = ({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})
 
@@ -108,44 +110,59 @@ def _marked(messages: Sequence[Message]) -> list[Message]:
 
 
 class Transcript:
-    """One segment while it grows."""
+    """One segment while it grows. What it gives out are views: what was appended is never written again."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        self._tokens = list(prompt)
-        self._logprobs = [0.0] * len(prompt)
-        self._versions = [UNSAMPLED] * len(prompt)
+        self._length = 0
+        self._tokens_T: Ints = np.empty(0, np.int32)
+        self._logprobs_T: Floats = np.empty(0, np.float32)
+        self._versions_T: Ints = np.empty(0, np.int32)
+        self.observed(prompt)
 
     @classmethod
     def of(cls, segment: Segment) -> Transcript:
         """Goes on where `segment` ends."""
         transcript = cls(())
-        transcript._tokens = segment.tokens_T.tolist()
-        transcript._logprobs = segment.logprobs_T.tolist()
-        transcript._versions = segment.versions_T.tolist()
+        transcript._append(segment.tokens_T, segment.logprobs_T, segment.versions_T)
         return transcript
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return self._length
 
     @property
     def tokens(self) -> Ints:
-        return np.array(self._tokens, np.int32)
+        return self._tokens_T[: self._length]
 
     def sampled(self, completion: Completion) -> None:
-        self._tokens += completion.tokens_T.tolist()
-        self._logprobs += completion.logprobs_T.tolist()
-        self._versions += completion.versions_T.tolist()
+        self._append(completion.tokens_T, completion.logprobs_T, completion.versions_T)
 
     def observed(self, ids: Sequence[int]) -> None:
-        self._tokens += ids
-        self._logprobs += [0.0] * len(ids)
-        self._versions += [UNSAMPLED] * len(ids)
+        tokens_T = np.array(ids, np.int32)
+        self._append(tokens_T, np.zeros(len(ids), np.float32), np.full(len(ids), UNSAMPLED, np.int32))
 
     def segment(self) -> Segment:
-        versions = np.array(self._versions, np.int32)
+        versions_T = self._versions_T[: self._length]
         return Segment(
             tokens_T=self.tokens,
-            sampled_T=versions >= 0,
-            logprobs_T=np.array(self._logprobs, np.float32),
-            versions_T=versions,
+            sampled_T=versions_T >= 0,
+            logprobs_T=self._logprobs_T[: self._length],
+            versions_T=versions_T,
         )
+
+    def _append(self, tokens_T: Ints, logprobs_T: Floats, versions_T: Ints) -> None:
+        start, self._length = self._length, self._length + len(tokens_T)
+        if self._length > len(self._tokens_T):  # twice the room, so that each token is moved once or twice in all
+            room = max(2 * self._length, 256)
+            self._tokens_T = _roomier(self._tokens_T[:start], room)
+            self._logprobs_T = _roomier(self._logprobs_T[:start], room)
+            self._versions_T = _roomier(self._versions_T[:start], room)
+        self._tokens_T[start : self._length] = tokens_T
+        self._logprobs_T[start : self._length] = logprobs_T
+        self._versions_T[start : self._length] = versions_T
+
+
+def _roomier(values_T: npt.NDArray[_Scalar], room: int) -> npt.NDArray[_Scalar]:
+    """A copy at the beginning of an array of `room`; who holds views of the old one keeps them."""
+    grown_T = np.empty(room, values_T.dtype)
+    grown_T[: len(values_T)] = values_T
+    return grown_T

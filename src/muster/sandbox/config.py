@@ -59,6 +59,12 @@ class SandboxConfig(BaseModel):
     verifier_slots: int = Field(
         default=8, ge=1, description="sandboxes for verification alone, so that it never waits behind agents"
     )
+    slice_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="taking turns: who had a sandbox so much longer than one that waits is frozen between two turns, "
+        "and waits in its place; schedule.slots may then be larger than slots; None: each keeps its own to the end",
+    )
     memory_bytes: int | None = Field(default=512 * MIB, description="where the task sets none; None: no limit")
     pids: int | None = Field(default=128, description="where the task sets none; None: no limit")
     disk_bytes: int | None = Field(default=256 * MIB, description="where the task sets none; None: no limit")
@@ -77,6 +83,12 @@ class SandboxConfig(BaseModel):
     )
     max_lifetime_s: float | None = Field(
         default=None, gt=0, description="a sandbox older than this is killed, as lost by our doing; None: no limit"
+    )
+    keep_days: float = Field(
+        default=7.0,
+        gt=0,
+        description="how long the kept state of an attempt waits for its run to be resumed; after that it is removed, "
+        "and the attempt begins at the beginning",
     )
     output_cap_bytes: int = Field(
         default=8192, ge=64, description="output of one command kept for the model: half head, half tail"

@@ -26,6 +26,12 @@ class DiskBudget:
     unmeasured_s: float = 0.0
 
     @property
+    def message(self) -> str:
+        """What the model reads when it reached its disk limit."""
+        limit = (self.limit_bytes or 0) / 1024**2
+        return f"\nNo space left on device (this sandbox's disk limit of {limit:.0f} MiB is reached)\n"
+
+    @property
     def poll_s(self) -> float | None:
         """While a command runs: seconds until the limit could be passed. None: never."""
         if self.limit_bytes is None:

@@ -11,6 +11,7 @@ same writable layer; only an end from outside, or files on which no shell can st
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from muster.sandbox.egress.report import EgressReport
 from muster.sandbox.ending import from_outside
 from muster.sandbox.files import read_inside, write_inside
 from muster.sandbox.janitor import Retired
+from muster.sandbox.kept import KeptStates
 from muster.sandbox.life import Birth, Life
 from muster.sandbox.meter import Meter
 from muster.sandbox.port import MAIN, Counters, Mount, Result, Snapshot
@@ -50,6 +52,7 @@ class Host:
     config: SandboxConfig
     cgroups: Cgroups
     run: RunDirectory
+    kept: KeptStates
     seccomp: Path
     image_layers: Path
     egress: Egress
@@ -166,6 +169,22 @@ class NamespaceSandbox:
 
     async def snapshot(self) -> Snapshot:
         life, main, _ = await self._ready(MAIN)
+        return await self._freeze(life, main)
+
+    async def keep(self) -> Snapshot | None:
+        """None also with an exact quota: its file systems are not mounted again by another process."""
+        life, main, _ = await self._ready(MAIN)
+        if self._quota is not None or self._mounts or not await life.at_rest():
+            return None
+        frozen = await self._freeze(life, main)
+        # no number of ours comes twice, but a process id does: another run's state must never answer to this name
+        kept = replace(frozen, id=f"{frozen.id}-{secrets.token_hex(4)}")
+        if self._host.kept.add(kept):
+            return kept
+        self._host.release(frozen.layers)
+        return None
+
+    async def _freeze(self, life: Life, main: Session) -> Snapshot:
         state = await life.capture(main)
         await self._end_life()
         frozen = self._upper

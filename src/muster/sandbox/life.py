@@ -17,11 +17,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from muster import clock
 from muster.errors import SandboxStartError
 from muster.sandbox.accounts import Account, resolve
 from muster.sandbox.files import read_inside
 from muster.sandbox.port import MAIN, Service, Snapshot
 from muster.sandbox.processes import descendants, is_ending
+from muster.sandbox.rest import holds_nothing
 from muster.sandbox.service import RunningService
 from muster.sandbox.session import Session, within
 from muster.sandbox.supervisor import Exit, Supervisor
@@ -36,6 +38,8 @@ _CAPTURE = (
     "builtin printf 'builtin '; builtin umask -p; "
     "builtin printf 'builtin cd -- %q\\n' \"$PWD\"; builtin set +o; } >&43 2>/dev/null"
 )
+_PROBE = "\0probe"
+_SETTLE_S = (0.0, 0.002, 0.01, 0.05)  # a shell answers a moment before it has tidied up behind its command
 _NAMES_BYTES = 1 << 20  # of /etc/passwd and /etc/group
 
 
@@ -137,6 +141,26 @@ class Life:
     def processes(self) -> frozenset[int]:
         """Host process ids of everything but PID 1."""
         return frozenset(descendants([self.supervisor.init_pid]))
+
+    async def at_rest(self) -> bool:
+        """Whether another life over the same files and shell state would be the same to the agent, and can be started.
+
+        A service never rests: what it holds in memory is part of the sandbox.
+        """
+        main = self._sessions[MAIN].child.pid
+        if self._service is not None or main is None:
+            return False
+        for pause_s in _SETTLE_S:
+            await clock.sleep(pause_s)
+            if self.processes() <= {main} and holds_nothing(self.supervisor.root, main):
+                break
+        else:
+            return False
+        try:
+            (await self._shell(_PROBE)).end()
+        except SandboxStartError:  # it lives on in the shell that it has
+            return False
+        return True
 
     async def recover(self, session: Session) -> bool:
         """After `session.interrupt()`: kill all but what is spared. False: the shell does not come back."""

@@ -3,11 +3,12 @@
     fork:      layers + new writable layer ─► bubblewrap ─► PID 1 in its cgroups ─► service, shell "main", its state
     run:       command ─► answer | time-out: Ctrl-C, then kill what it started, else a new shell over the same files
     snapshot:  capture shell state ─► kill all ─► the writable layer is frozen; a new one comes with the next command
+    keep:      at rest? ─► snapshot ─► written down (`kept`): its layers outlive this process, the next one adopts them
     close:     kill all, count; cgroup and layers are removed in the background
 
 Law: a frozen layer is never written again. What a model does to its own shell is a result; what ends the
 sandbox is `SandboxLost`, blamed by `ending`. No mount exists outside of a sandbox's own namespace, so a
-killed controller leaves files and empty cgroups alone, which `state.reap` removes.
+killed controller leaves files and empty cgroups alone, which `state.reap` removes, but for what was kept.
 
 As an ordinary user (user namespaces needed) these are weaker, unless a writable cgroup is delegated to us: memory
 and CPU have no limit, and pids refused are not counted, though their limit holds. Disk quotas cannot be exact;
@@ -32,6 +33,7 @@ from muster.sandbox.files import plain_directory
 from muster.sandbox.image.builder import ImageBuilder
 from muster.sandbox.instance import Host, NamespaceSandbox
 from muster.sandbox.janitor import Janitor, Retired
+from muster.sandbox.kept import DAY_S, KEPT, KeptStates
 from muster.sandbox.port import Mount, Snapshot
 from muster.sandbox.quota import Quota
 from muster.sandbox.state import RunDirectory, reap
@@ -64,6 +66,7 @@ class NamespaceBackend:
             config=config,
             cgroups=cgroups,
             run=directory,
+            kept=KeptStates(config.state_dir / KEPT, lifetime_s=config.keep_days * DAY_S),
             seccomp=filter_file,
             image_layers=config.state_dir / "images",
             egress=Egress(config.egress_networks),
@@ -78,6 +81,7 @@ class NamespaceBackend:
         self._images = ImageBuilder(self._host)
         self._live: dict[str, NamespaceSandbox] = {}
         self._numbers = itertools.count()
+        self._restoring = asyncio.Lock()
         self._closed = False
 
     async def prepare(self, image: ImageSpec) -> Snapshot:
@@ -120,7 +124,20 @@ class NamespaceBackend:
             self._expiries[sandbox.id] = loop.call_later(lifetime_s, sandbox.expire, lifetime_s)
         return sandbox
 
+    async def restore(self, id: str) -> Snapshot | None:
+        async with self._restoring:
+            known = self._host.kept.get(id)
+            if known is not None:
+                return known
+            snapshot = self._host.kept.load(id)
+            if snapshot is None or not await asyncio.to_thread(self._host.run.adopt, snapshot.layers):
+                return None
+            self._host.kept.remember(snapshot)
+            return snapshot
+
     async def discard(self, snapshot: Snapshot) -> None:
+        if self._host.kept.get(snapshot.id) is not None:
+            self._host.kept.remove(snapshot.id)
         self._janitor.release(snapshot.layers)
 
     async def close(self) -> None:

@@ -1,19 +1,28 @@
 """Who gets the next sandbox. Law: all capacity and warm-fork decisions are made here; this file knows no
 sandbox, task or clock. Each event changes the state, and `decide(now)` says what to do about it.
 
-    waiting (first come, first served) ─► hand over a warm fork of that kind
-                                       ─► boot, while there is room
-                                       ─► evict a warm fork of another kind, then boot
-    wanted (what comes next)           ─► warm a fork, while there is room and nobody waits
+    waiting (who had least, then first come) ─► hand over a warm fork of that kind
+                                             ─► boot, while there is room
+                                             ─► evict a warm fork of another kind, then boot
+    wanted (what comes next)                 ─► warm a fork, while there is room and nobody waits
+    leased, longer than its share            ─► gives way to one that waits and had less (`slice_s`)
 
 There is room while used slots = leased + warm + being warmed + closing are below `capacity`, the memory limits of all
 these stay within `memory_bytes`, and the last boot is 1 / `boots_per_s` ago. Who finds no room waits: back-pressure,
 never a failure.
+
+Taking turns. Nobody knows how long an attempt will last. First come, first served lets the long ones begin late, and
+the batch waits for them on an otherwise empty machine: its time may be 2 - 1/S times the shortest possible (Graham
+1966). With slices all attempts advance alike, the long ones from the beginning, and what is left for the end is what
+they are longer than the others: least attained service, which for cheap interruptions comes close to what an oracle
+reaches. McNaughton (1959): with interruptions, no schedule of lengths l on S machines is shorter than
+max(max l, sum l / S), and that one is reached when the lengths are known.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -96,6 +105,7 @@ class Slots:
         warm: int = 0,
         memory_bytes: int | None = None,
         boots_per_s: float | None = None,
+        slice_s: float | None = None,
         weigh: Callable[[Kind], int] = lambda kind: 0,
     ) -> None:
         self.capacity = capacity
@@ -103,6 +113,7 @@ class Slots:
         self.warm_limit = warm
         self.wake_at: float | None = None  # decide again then: a boot waits for its turn
         self._weigh = weigh
+        self._slice_s = slice_s
         self._boot_pause_s = 1 / boots_per_s if boots_per_s else 0.0
         self._next_boot = 0.0
         self.leased = Tally()
@@ -110,17 +121,22 @@ class Slots:
         self.warm = Tally()
         self.warming = Tally()
         self.used_memory_bytes = 0
-        self._waiting: OrderedDict[int, Kind] = OrderedDict()  # by ticket
+        self.leaving = 0  # leases that are about to give way
+        self._waiting: dict[int, tuple[float, Kind]] = {}  # by ticket: seconds it had a sandbox before, and kind
+        self._line: list[tuple[float, int]] = []  # (seconds it had, ticket) of these, in the order in which they go
         self._wanted: list[Kind] = []
 
     # --- events ---------------------------------------------------------------------------------------
 
-    def request(self, ticket: int, kind: Kind) -> None:
-        self._waiting[ticket] = kind
+    def request(self, ticket: int, kind: Kind, attained_s: float = 0.0) -> None:
+        """`attained_s`: for how long it had a sandbox already. Tickets grow."""
+        self._waiting[ticket] = attained_s, kind
+        insort(self._line, (attained_s, ticket))
 
     def withdraw(self, ticket: int) -> None:
         """The one who waited has gone."""
-        self._waiting.pop(ticket, None)
+        attained_s, _ = self._waiting.pop(ticket)
+        del self._line[bisect_left(self._line, (attained_s, ticket))]
 
     def want(self, kinds: Sequence[Kind]) -> None:
         """What comes next, in order, once per fork; replaces what was wanted before."""
@@ -155,7 +171,8 @@ class Slots:
         actions: list[Action] = []
         self.wake_at = None
         while self._waiting:
-            ticket, kind = next(iter(self._waiting.items()))
+            ticket = self._line[0][1]
+            kind = self._waiting[ticket][1]
             if self.warm[kind] > 0:
                 self.warm.remove(kind)
                 actions.append(HandOver(ticket=ticket, kind=kind))
@@ -172,11 +189,21 @@ class Slots:
                 self._entered(kind)
                 actions.append(Boot(ticket=ticket))
             self.leased.add(kind)
-            self._waiting.popitem(last=False)
+            self.withdraw(ticket)
             self._satisfied(kind)
         if not self._waiting:
             self._prepare(actions, now)
         return actions
+
+    def gives_way(self, attained_s: float) -> bool:
+        """Whether a lease that has had a sandbox for so long should let another go first.
+
+        For each that waits and had less by a slice, one gives way: those whose place is being freed are counted.
+        """
+        if self._slice_s is None:
+            return False
+        ahead = self.closing.total() + self.leaving
+        return len(self._line) > ahead and self._line[ahead][0] + self._slice_s <= attained_s
 
     def fits(self, kind: Kind) -> bool:
         """Whether it could ever be booted."""

@@ -3,11 +3,13 @@
     <state_dir>/images/<key>              cached image layers, shared by all runs, never removed here
     <state_dir>/runs/<label>-<pid>/lock   held (flock) while its controller lives
                                   /layers/<n>/{fs,work}
+    <state_dir>/kept/<id>.json            a kept state: the layers that outlive their run (`kept`)
     <state_dir>/l/<run>/<n> ─► a layer    short names, where a long chain would not fit into one mount call
 
 Law: a run directory whose lock is free belongs to nobody and may be reaped, with its processes, cgroups, mounts
 and short names; so may cgroups of a run that has no directory any more. A writable layer is removed when its last
-holder (a live sandbox or a snapshot) lets go.
+holder (a live sandbox or a snapshot) lets go. Layers that a kept state names stay where they are, in a directory that
+the next process adopts: it takes the lock.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from pathlib import Path
 
 from muster.sandbox.cgroup import PARENT, Cgroups
 from muster.sandbox.files import remove_tree
+from muster.sandbox.kept import KEPT, needed_layers
 from muster.sandbox.mounts import unmount_below
 
 OPTION_BYTES = 3500
@@ -66,6 +69,7 @@ class RunDirectory:
             self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         (self.path / "layers").mkdir()
+        self._adopted: dict[Path, int] = {}  # directories of dead runs, and our locks on them
         self._numbers = itertools.count()
         self._holders: Counter[Path] = Counter()
         self._aliases = _aliases(self.path)
@@ -86,6 +90,25 @@ class RunDirectory:
         path = self.path / "layers" / str(next(self._numbers))
         path.mkdir(mode=0o700)
         return path
+
+    def adopt(self, layers: tuple[Path, ...]) -> bool:
+        """One holder for the layers of a kept state, also those of dead runs, which are ours from now on.
+
+        False, and nothing is held: one of them is gone, or another process has it.
+        """
+        others = {fs.parents[2] for fs in layers if fs.is_relative_to(self.path.parent) and not self.owns(fs)}
+        with _exclusive(self.path.parent / ".lock"):
+            if not all(layer.is_dir() for layer in layers):
+                return False
+            for run in sorted(others):
+                lock = _lock(run)
+                if lock is None:
+                    return False
+                self._adopted[run] = lock
+        for fs in layers:
+            if self.owns(fs):
+                self._holders[fs] += 1
+        return True
 
     def hold(self, layers: tuple[Path, ...]) -> None:
         """One more holder for those layers that are ours; image layers are not counted."""
@@ -121,16 +144,17 @@ class RunDirectory:
         return alias
 
     def owns(self, fs: Path) -> bool:
-        return fs.is_relative_to(self.path)
+        return fs.is_relative_to(self.path) or any(fs.is_relative_to(run) for run in self._adopted)
 
     @property
     def held_layers(self) -> int:
         return len(self._holders)
 
     def close(self) -> None:
-        """Remove the directory and give up the lock."""
-        _remove(self.path)
-        os.close(self._lock)
+        """Remove the directory, but for what is kept, and give up the lock."""
+        for run, lock in ((self.path, self._lock), *self._adopted.items()):
+            _clear(run)
+            os.close(lock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +177,8 @@ def reap(state_dir: Path, cgroups: Cgroups | None = None) -> Reaped:
         for path in sorted(p for p in runs.iterdir() if p.is_dir() and not _owned(p)):
             processes += _kill_by_argument(str(path))
             cgroups.remove_run(path.name, kill=True)
-            _remove(path)
-            removed.append(path.name)
+            if _clear(path):
+                removed.append(path.name)
         for name in _homeless(runs, cgroups):
             cgroups.remove_run(name, kill=True)
             removed.append(name)
@@ -171,10 +195,22 @@ def _aliases(run: Path) -> Path:
     return run.parent.parent / "l" / hashlib.sha256(run.name.encode()).hexdigest()[:5]
 
 
-def _remove(run: Path) -> None:
+def _clear(run: Path) -> bool:
+    """Remove a run's directory with all that belongs to it. False: layers of kept states are in it, and stay."""
     unmount_below(run)
     remove_tree(_aliases(run))
-    remove_tree(run)
+    # asked for only now: the run's process is dead, or is us, so nothing of it is added to what is kept
+    kept = {fs.parent for fs in needed_layers(run.parent.parent / KEPT) if fs.is_relative_to(run)}
+    if not kept:
+        remove_tree(run)
+        return True
+    for path in run.iterdir():
+        if path.name not in ("layers", "lock"):
+            remove_tree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    for layer in (run / "layers").iterdir():
+        if layer not in kept:
+            remove_tree(layer)
+    return False
 
 
 def _homeless(runs: Path, cgroups: Cgroups) -> list[str]:
@@ -198,17 +234,25 @@ def _exclusive(path: Path) -> Generator[None]:
 
 def _owned(run: Path) -> bool:
     """Whether a living controller holds the run's lock."""
+    lock = _lock(run)
+    if lock is None:
+        return (run / "lock").exists()
+    os.close(lock)
+    return False
+
+
+def _lock(run: Path) -> int | None:
+    """A descriptor that holds the run's lock; None if another process has it, or there is none."""
     try:
         lock = os.open(run / "lock", os.O_RDWR)
     except FileNotFoundError:
-        return False
+        return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    finally:
         os.close(lock)
-    return False
+        return None
+    return lock
 
 
 def _kill_by_argument(needle: str) -> int:

@@ -12,7 +12,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from muster import clock
-from muster.sandbox.config import MIB
 from muster.sandbox.disk import DiskBudget
 from muster.sandbox.files import usage_bytes
 from muster.sandbox.quota import used_bytes
@@ -87,8 +86,7 @@ class Watch:
     @property
     def message(self) -> str:
         """What the model reads when it reached its disk limit."""
-        limit = (self._budget.limit_bytes or 0) / MIB
-        return f"\nNo space left on device (this sandbox's disk limit of {limit:.0f} MiB is reached)\n"
+        return self._budget.message
 
     async def _measure(self) -> Stop | None:
         limit = self._budget.limit_bytes

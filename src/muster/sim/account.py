@@ -7,12 +7,16 @@ Law: reads the journal alone, as a report would, and compares it with what the s
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 
 from muster.journal import BatchRow, DropRow, GroupRow, Journal, LaunchRow, StepRow, TrajectoryRow
 from muster.orchestrator.groups import SchedulerStatistics
+from muster.orchestrator.scheduler import PUT_OFF
 from muster.sim.laws import Law, LawBroken
+from muster.sim.scenario import Scenario
 
 
 def _check(law: Law, holds: bool, message: str) -> None:
@@ -20,7 +24,7 @@ def _check(law: Law, holds: bool, message: str) -> None:
         raise LawBroken(law, message)
 
 
-def check_life(journal: Journal, scheduler: SchedulerStatistics) -> None:
+def check_life(journal: Journal, scheduler: SchedulerStatistics, scenario: Scenario) -> None:
     """A life that ended by itself: every launch has its end, and no group is forgotten. Raises `LawBroken`."""
     ended = Counter(journal.ids(TrajectoryRow))
     drops = journal.rows(DropRow)
@@ -30,13 +34,34 @@ def check_life(journal: Journal, scheduler: SchedulerStatistics) -> None:
     _check(Law.COUNTS, all(n == 1 for n in ended.values()), "a launch ended twice")
     _check(Law.COUNTS, all(d.reason for d in drops), "a drop without a reason")
     states = Counter(g.state for g in journal.rows(GroupRow))
-    untrained = journal.rows(
-        BatchRow, "step >= ?", journal.count(StepRow)
-    )  # assembled; the trainer has not come to them
+    made = journal.count(StepRow)  # beyond it batches wait for the trainer, or were given back
+    untrained = journal.rows(BatchRow, "step >= ? AND step < ?", made, scheduler.assembled)
     in_batches = sum(len(b.groups) for b in untrained)
     held = {"open": scheduler.open_groups, "ready": scheduler.ready_groups + in_batches}
     written = {state: states[state] for state in held}  # type: ignore[index]
     _check(Law.LOST, written == held, f"the record has {written}, the scheduler holds {held}")
+    _check_surplus(journal.rows(GroupRow), scenario)
+
+
+def _check_surplus(rows: Sequence[GroupRow], scenario: Scenario) -> None:
+    """At any time groups are held for the batches within the lag, over-launching included, and none beyond."""
+    options = scenario.scheduling
+    reasons = {r.drop_reason for r in rows} & {"surplus", PUT_OFF}
+    expected = (
+        {"surplus"} if options.surplus == "cancel" else {"surplus", PUT_OFF} if options.surplus == "tail" else set()
+    )
+    expected = expected if options.over_launch > 1 else set[str]()
+    _check(Law.SURPLUS, reasons <= expected, f"groups were dropped as {sorted(map(str, reasons))}")
+    put_off = {r.id: r for r in rows if r.drop_reason == PUT_OFF}
+    for row in rows:
+        task = put_off[row.replaces].task_id if row.replaces in put_off else row.task_id
+        _check(Law.SURPLUS, row.task_id == task, f"{row.id} replaces {row.replaces}, and is of another task")
+    most = math.ceil((scenario.max_lag + 1) * scenario.groups_per_batch * options.over_launch)
+    ends = [(r.closed_at, -1) for r in rows if r.closed_at is not None]
+    held = 0
+    for at, change in sorted([*((r.admitted_at, 1) for r in rows), *ends]):
+        held += change
+        _check(Law.SURPLUS, held <= most, f"{held} groups were held at {at:.3f} s, of {most}")
 
 
 def check_end(journal: Journal, steps: int) -> None:
@@ -48,7 +73,7 @@ def check_end(journal: Journal, steps: int) -> None:
     trained = {g.id: g for g in journal.rows(GroupRow) if g.state == "trained"}
     for group in journal.rows(GroupRow):
         _check(Law.COUNTS, group.state != "dropped" or bool(group.drop_reason), f"{group.id} dropped without a reason")
-    in_batches = [m for b in batches for m in b.members]
+    in_batches = [m for b in batches for m in b.members if m not in b.replayed]
     _check(Law.ONCE, len(in_batches) == len(set(in_batches)), "a trajectory is in two batches")
     _check(Law.COUNTS, set(in_batches) <= members.keys(), "a batch trained what is not on record as graded")
     of_trained = {t.id for t in members.values() if t.group_id in trained}

@@ -38,7 +38,7 @@ are in use; fewer trajectories on each are the only cure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -134,8 +134,8 @@ def lower_bounds(cohort: Cohort, capacity: Capacity) -> Bounds:
         "cpu": _ratio(float(cohort.cpu_s_N.sum()), capacity.cores) if cohort.cpu_s_N is not None else None,
     }
     known = {name: value for name, value in bounds.items() if value is not None}
-    if work:
-        known["joint"] = _joint(cohort, capacity, work)
+    if work and paths_N is not None:
+        known["joint"] = _joint(cohort, capacity, work, paths_N)
     return Bounds(seconds=known, unknown=tuple(name for name, value in bounds.items() if value is None))
 
 
@@ -183,7 +183,7 @@ def _slots(cohort: Cohort, capacity: Capacity, thinking_N: Array | None, *, shar
 
 
 def _kv(cohort: Cohort, capacity: Capacity, work: EngineWork | None) -> float | None:
-    if work:
+    if work is not None:
         pinned = work.pinned_alone
         if capacity.pin_cache_during_tools:
             pinned += float((work.turns.own_T * work.turns.tool_s_T).sum())
@@ -198,12 +198,24 @@ def _kv(cohort: Cohort, capacity: Capacity, work: EngineWork | None) -> float | 
     return _ratio(held, capacity.kv_tokens)
 
 
-def _joint(cohort: Cohort, capacity: Capacity, work: EngineWork) -> float:
-    return work.joint_s(
-        slots=capacity.sandbox_slots if capacity.hold_while_thinking else None,
-        held_s=float(_held(cohort, capacity).sum()),
-        cache_tokens=capacity.kv_tokens,
-    )
+def _joint(cohort: Cohort, capacity: Capacity, work: EngineWork, paths_N: Array) -> float:
+    """The highest of the whole cohort's and those of its longest trajectories alone."""
+    longest_first_N = np.argsort(-paths_N, kind="stable")
+    held_N = _held(cohort, capacity)
+    after_N = np.zeros(len(cohort)) if capacity.hold_while_verifying else cohort.verify_s_N
+    highest_s, size = 0.0, len(cohort)
+    while size > 1:
+        members_N = np.zeros(len(cohort), np.bool_)
+        members_N[longest_first_N[:size]] = True
+        part = work if size == len(cohort) else replace(work, turns=work.turns.among(members_N), count=size)
+        slots = capacity.sandbox_slots if capacity.hold_while_thinking else None
+        lanes = min(slots or size, size)
+        # the last that each lane held is verified when it is free already
+        after_s = float(np.sort(after_N[members_N])[:lanes].sum())
+        held_s = float(held_N[members_N].sum()) + after_s
+        highest_s = max(highest_s, part.joint_s(lanes=lanes, held_s=held_s, cache_tokens=capacity.kv_tokens))
+        size = size * 3 // 4
+    return highest_s
 
 
 def _verify(cohort: Cohort, capacity: Capacity, paths_N: Array | None) -> float | None:

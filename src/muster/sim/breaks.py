@@ -16,6 +16,7 @@ import numpy as np
 from muster.journal import Purpose
 from muster.orchestrator.dispatch import Attempts
 from muster.orchestrator.groups import Assembly, Closed
+from muster.orchestrator.replay import joined
 from muster.orchestrator.resume import Standing
 from muster.orchestrator.scheduler import Scheduler
 from muster.rollout.spans import SpanRecorder
@@ -30,8 +31,13 @@ def settings(broken: Law | None, schedule: dict[str, Any], agent: dict[str, Any]
     """A limit that is not the one that was configured."""
     if broken is Law.STALENESS:
         schedule["max_lag"] += 1
+        schedule["surplus"] = "carry"  # which any lag allows
     elif broken is Law.SLOTS:
         schedule["slots"] += schedule["group_size"]
+    elif broken is Law.DIVERGENCE:
+        schedule["max_divergence"] = None
+    elif broken is Law.SURPLUS and schedule["policy"] not in ("cohort", "fifo"):
+        schedule["over_launch"] += 1.0
     elif broken is Law.BUDGET:
         agent["time_budget_s"] *= 10
 
@@ -44,7 +50,8 @@ def standing(broken: Law | None, here: Standing) -> Standing:
 
 
 class BrokenScheduler(Scheduler):
-    """As it is; or its batches are short of a member, or hold a group of the batch before."""
+    """As it is; or its batches are short of a member, hold a group of the batch before, or replay one of its members,
+    whatever it was."""
 
     broken: Law | None = None
     restored = False  # it holds what the journal says; a life that stopped earlier holds nothing
@@ -64,6 +71,8 @@ class BrokenScheduler(Scheduler):
             groups = (replace(groups[0], members=groups[0].members[1:]), *groups[1:])
         if self.broken is Law.ONCE and self._before:
             groups = (self._before[0], *groups[1:])
+        if self.broken is Law.REPLAY and self._before:
+            groups = (joined(groups[0], self._before[0].fresh[0]), *groups[1:])
         self._before = batch.groups
         return replace(assembly, batch=replace(batch, groups=groups))
 

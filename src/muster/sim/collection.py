@@ -10,6 +10,7 @@ in any process; worlds that differ in routing, sandboxes or scheduling play the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -32,6 +33,7 @@ from muster.journal import Journal, SessionRow
 from muster.metrics import Metrics
 from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.dispatch import Attempts, Dispatcher
+from muster.orchestrator.expectation import Expectation
 from muster.orchestrator.loops import LoopConfig, Orchestrator, Parts
 from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import Standing
@@ -79,6 +81,7 @@ class SandboxWorld(BaseModel):
     warm: int = Field(default=0, ge=0, description="forks kept ready for what comes next")
     verifier_slots: int = Field(default=32, ge=1, description="sandboxes for verification alone")
     boots_per_s: float | None = Field(default=None, gt=0, description="starts a second at most")
+    slice_s: float | None = Field(default=None, gt=0, description="taking turns: see `SandboxConfig.slice_s`")
     verify: Verify = Field(default="fork", description="in a fork of the frozen state, or in the agent's own slot")
     times: SandboxTimes = Field(default_factory=SandboxTimes, description="seconds of each call")
 
@@ -119,6 +122,9 @@ class World(BaseModel):
     )
     training: TrainingWorld = Field(default_factory=TrainingWorld, description="steps and publications")
     mishaps: Mishaps = Field(default_factory=Mishaps, description="attempts lost to infrastructure")
+    epochs: int = Field(
+        default=0, ge=0, description="earlier groups at each task of the first batches, whose times the scheduler knows"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> World:
@@ -207,8 +213,9 @@ async def collect(world: World, seed: int, *, groups: Groups | None = None) -> C
         )
         started = clock.now()
         journal.record(SessionRow(id=1, started=started, pid=0))
+        standing = Standing(scheduler=_known(world, seed) if world.epochs else None)
         driven = parts(world, journal, attempts, replicas, NumberedTasks())
-        await Orchestrator(loop(world.training), driven, Standing(), directory=Path(directory), seed=seed).run()
+        await Orchestrator(loop(world.training), driven, standing, directory=Path(directory), seed=seed).run()
         await pool.close()
     journal.record(SessionRow(id=1, started=started, pid=0, ended=clock.now(), reason="done"))
     return Collected(
@@ -275,12 +282,27 @@ def _plan(world: World, seed: int, groups: Groups | None) -> Plan:
     return cache(lambda number: group_programs(world.workload, seed, number))
 
 
+def _known(world: World, seed: int) -> dict[str, Any]:
+    """The scheduler's state after earlier epochs: how long attempts at each task took, on engines with nothing else."""
+    expectation = Expectation()
+    engine = world.fleet.config()
+    tasks = world.training.steps * world.schedule.groups_per_batch
+    for visit in range(1, world.epochs + 1):
+        for number in range(math.ceil(tasks * world.schedule.over_launch)):
+            for program in group_programs(world.workload, seed, number, visit=visit):
+                thinking_s = program.sampled_tokens / engine.stream_decode_rate()
+                expectation.took(numbered(number).id, thinking_s + program.tool_s + program.verify_s)
+    fresh = Scheduler(world.schedule, NumberedTasks(), steps=world.training.steps)
+    return {**fresh.state(), "expectation": expectation.state()}
+
+
 def _pool_config(sandboxes: SandboxWorld) -> SandboxConfig:
     return SandboxConfig(
         slots=sandboxes.slots,
         warm=sandboxes.warm,
         verifier_slots=sandboxes.verifier_slots,
         boots_per_s=sandboxes.boots_per_s,
+        slice_s=sandboxes.slice_s,
     )
 
 

@@ -20,13 +20,14 @@ a reply of o tokens, the last step of its prefill says the first token, and each
 (its context) for a row, a step lasts at least step_s + Σw, so that
 
     engine   n·T ≥ E + R + N · step_s
-    slots    S·T ≥ H + R + Σ_k D · (step_s + Σw) ≥ H + R + step_s · Σrows + (Σ√w)² / N        (Cauchy-Schwarz, twice)
+    lanes    L·T ≥ H + R + Σ_k D · (step_s + Σw) ≥ H + R + step_s · Σrows + (Σ√w)² / N        (Cauchy-Schwarz, twice)
     cache    M·T ≥ tokens pinned by the rows, likewise, + Σ over kept gaps of (tokens · seconds of the command)
 
-where H is what holds a slot beside decoding, and R the seconds of recomputing what the cache did not keep. A cache that
-knows the future would keep what is expensive to compute and needed again soon: for a given T the least R is a
-fractional knapsack over the gaps between turns (Dantzig 1957). The joint bound is the least T for which some N and R
-satisfy all three; each of them only becomes easier as T grows.
+where L is how many can be under way at once (the slots, and never more than there are), H is what they do beside
+decoding, and R the seconds of recomputing what the cache did not keep. A cache that knows the future would keep what is
+expensive to compute and needed again soon: for a given T the least R is a fractional knapsack over the gaps between
+turns (Dantzig 1957). The joint bound is the least T for which some N and R satisfy all three; each of them only becomes
+easier as T grows. It holds for any part of the cohort as well: the longest fifty need quick steps, all at once.
 """
 
 from __future__ import annotations
@@ -102,6 +103,20 @@ class Turns:
             tool_s_T=columns[6],
         )
 
+    def among(self, members_N: npt.NDArray[np.bool_]) -> Turns:
+        """Those of some trajectories, without what others might compute in their stead."""
+        mine_T = members_N[self.trajectory_T]
+        index_N = np.cumsum(members_N) - 1
+        return Turns(
+            trajectory_T=index_N[self.trajectory_T[mine_T]],
+            context_T=self.context_T[mine_T],
+            reply_T=self.reply_T[mine_T],
+            fresh_T=(self.fresh_T - self.shared_T)[mine_T],
+            shared_T=np.zeros(int(mine_T.sum())),
+            own_T=self.own_T[mine_T],
+            tool_s_T=self.tool_s_T[mine_T],
+        )
+
 
 @dataclass(frozen=True)
 class EngineWork:
@@ -143,12 +158,15 @@ class EngineWork:
         return float(self.rows_T.sum())
 
     @cached_property
+    def rows_s(self) -> float:
+        """Σw over all rows."""
+        contexts = float(_run(self.rows_T, self.turns.context_T).sum())
+        return self.server.timing.row_s * self.rows + self.server.timing.context_s * contexts
+
+    @cached_property
     def flow_s(self) -> float:
         """E: what does not depend on how rows are batched."""
-        timing = self.server.timing
-        contexts = float(_run(self.rows_T, self.turns.context_T).sum())
-        chunks_s = float(self._chunk_s(self.turns.fresh_T).sum())
-        return timing.row_s * self.rows + timing.context_s * contexts + chunks_s
+        return self.rows_s + float(self._chunk_s(self.turns.fresh_T).sum())
 
     @cached_property
     def steps(self) -> float:
@@ -212,24 +230,24 @@ class EngineWork:
         kept, saved = self.gaps
         return float(saved[-1] - np.interp(token_s, kept, saved))
 
-    def joint_s(self, *, slots: int | None, held_s: float, cache_tokens: int | None) -> float:
-        """The least time for which engine, slots and cache suffice at once.
+    def joint_s(self, *, lanes: int, held_s: float, cache_tokens: int | None) -> float:
+        """The least time for which engine, lanes and cache suffice at once.
 
-        slots: None if a sandbox does not hold its slot while the model thinks. held_s: seconds that slots are held
-        beside the engine's, all trajectories together. cache_tokens: of all replicas; None: ample.
+        lanes: trajectories under way at once. held_s: seconds that lanes are held beside the engine's, all together.
+        cache_tokens: of all replicas; None: ample.
         """
         low, high = 0.0, self.busy_s + 1.0
-        while not self._suffices(high, slots, held_s, cache_tokens):
+        while not self._suffices(high, lanes, held_s, cache_tokens):
             low, high = high, 2 * high
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            if self._suffices(middle, slots, held_s, cache_tokens):
+            if self._suffices(middle, lanes, held_s, cache_tokens):
                 high = middle
             else:
                 low = middle
         return low
 
-    def _suffices(self, time_s: float, slots: int | None, held_s: float, cache_tokens: int | None) -> bool:
+    def _suffices(self, time_s: float, lanes: int, held_s: float, cache_tokens: int | None) -> bool:
         step_s = self.server.timing.step_s
         steps = (self.replicas * time_s - self.flow_s) / step_s
         if steps < self.steps:
@@ -244,10 +262,8 @@ class EngineWork:
             steps -= again_s / step_s
             if steps < self.steps:
                 return False
-        if slots is None:
-            return True
-        left = slots * time_s - held_s - self.prompt_s - again_s - step_s * self.rows
-        return left >= 0 and left * steps >= self.roots * self.roots
+        spare = lanes * time_s - held_s - self.prompt_s - again_s - step_s * self.rows
+        return spare >= self.rows_s and spare * steps >= self.roots * self.roots
 
     def _prompt_s(self, tokens_T: Array) -> Array:
         """The last so many tokens of each prompt alone, steps included."""

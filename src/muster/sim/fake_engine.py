@@ -367,7 +367,7 @@ class FakeReplica:
 
     def _check(self, tokens: Ints) -> None:
         if not 1 <= len(tokens) < self._rates.max_model_len:
-            raise EngineError(f"{self.name}: token_ids: {len(tokens)} tokens do not fit")
+            raise EngineError(f"{self.name}: token_ids: {len(tokens)} tokens do not fit", {"status": 400})
 
     def _close_interval(self) -> None:
         """Account the time since the last change of state to the state it was in."""

@@ -1,7 +1,7 @@
 """The engine's timing, read from a run's journal: what a step, a stream and a prompt token cost it.
 
-Law: pure over rows. A step's time is linear in its work (`engine.emulated.timing`), and every request that decodes at an
-instant sees the same steps, so a request's seconds are linear in the work done beside it while it ran:
+Law: pure over rows. A step's time is linear in its work (`engine.emulated.timing`), and every request that decodes at
+an instant sees the same steps, so a request's seconds are linear in the work done beside it while it ran:
 
     decode span    m steps:   seconds = step_s · m + row_s · m·D + context_s · m·C + prefill_s · P + pair_s · Q
     prefill span   s steps:   the same, with s = P / (tokens of a step), at least one
@@ -103,9 +103,7 @@ def fit_timing(visits: Sequence[Visit], limits: EmulatedEngineConfig, *, replica
     return EngineFit(timing=timing, visits=len(visits), error=error)
 
 
-def _observations(
-    visits: Sequence[Visit], limits: EmulatedEngineConfig, replicas: int
-) -> tuple[Array, Array]:
+def _observations(visits: Sequence[Visit], limits: EmulatedEngineConfig, replicas: int) -> tuple[Array, Array]:
     """Work counts (one column a constant of `EngineTiming`) and seconds, one row a span."""
     decode_V2 = np.array([v.decode for v in visits], np.float64).reshape(-1, 2)
     prefill_V2 = np.array([v.prefill for v in visits], np.float64).reshape(-1, 2)
@@ -119,26 +117,28 @@ def _observations(
     pairs = _Load(prefill_V2, pairs_V / width_V)
     steps_V = np.array([v.steps for v in visits], np.float64)
 
-    def work(spans_V2: Array, steps: Array) -> Array:
-        seconds = spans_V2[:, 1] - spans_V2[:, 0]
-        per_step = steps / np.maximum(seconds, 1e-9)
-        # a request's own share is on its replica for certain, what ran beside it only by chance
-        beside_rows, beside_contexts = rows.inside(spans_V2), contexts.inside(spans_V2)
-        return np.stack(
-            [
-                steps,
-                per_step * beside_rows / replicas,
-                per_step * beside_contexts / replicas,
-                prompts.inside(spans_V2) / replicas,
-                pairs.inside(spans_V2) / replicas,
-            ],
-            axis=1,
-        )
+    def shared(load: _Load, spans_V2: Array, own_V: Array) -> Array:
+        """A request's own work is on its replica for certain, what ran beside it by chance."""
+        return own_V + np.maximum(0.0, load.inside(spans_V2) - own_V) / replicas
 
-    computed_V = prompts.inside(prefill_V2) / replicas
-    counts = np.concatenate(
-        [work(decode_V2, steps_V), work(prefill_V2, np.maximum(1.0, computed_V / limits.max_step_tokens))]
-    )
+    def work(spans_V2: Array, steps_V: Array, own: Sequence[Array]) -> Array:
+        own_rows_V, own_context_V, own_prompt_V, own_pairs_V = own
+        per_step_V = steps_V / np.maximum(spans_V2[:, 1] - spans_V2[:, 0], 1e-9)
+        columns = [
+            steps_V,
+            per_step_V * shared(rows, spans_V2, own_rows_V),
+            per_step_V * shared(contexts, spans_V2, own_context_V),
+            shared(prompts, spans_V2, own_prompt_V),
+            shared(pairs, spans_V2, own_pairs_V),
+        ]
+        return np.stack(columns, axis=1)
+
+    nothing_V = np.zeros(len(visits))
+    decode_s_V = decode_V2[:, 1] - decode_V2[:, 0]
+    chunks_V = np.maximum(1.0, shared(prompts, prefill_V2, prompt_V) / limits.max_step_tokens)
+    decoding = work(decode_V2, steps_V, (decode_s_V, context_V * decode_s_V, nothing_V, nothing_V))
+    prefilling = work(prefill_V2, chunks_V, (nothing_V, nothing_V, prompt_V, pairs_V))
+    counts = np.concatenate([decoding, prefilling])
     spans_R2 = np.concatenate([decode_V2, prefill_V2])
     busy_R = np.concatenate([steps_V > 0, prompt_V > 0])
     seconds_R = spans_R2[:, 1] - spans_R2[:, 0]

@@ -2,11 +2,11 @@
 
     TrajectoryRow, spans ─► Program                    group by group, in order of submission ─► draw(seed)
 
-Law: pure over rows. What is kept is work (tokens, seconds of commands and of the verifier), never waiting: queues are the
-simulation's to find. Only graded trajectories are programs; the others are a rate (`Mishaps`).
+Law: pure over rows. What is kept is work (tokens, seconds of commands and of the verifier), never waiting: queues are
+the simulation's to find. Only graded trajectories are programs; the others are a rate (`Mishaps`).
 
-A draw is the recorded groups themselves (number 0), or as many of them drawn with replacement: the spread over draws says
-what another sample of the same work might have given (the bootstrap, Efron 1979). Whole groups are drawn, because
+A draw is the recorded groups themselves (number 0), or as many of them drawn with replacement: the spread over draws
+says what another sample of the same work might have given (the bootstrap, Efron 1979). Whole groups are drawn, because
 siblings are alike, and because a group's rewards decide whether it has a gradient.
 """
 

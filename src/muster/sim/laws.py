@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from muster import clock
 from muster.sim.chaos import Chaos
 from muster.sim.fake_engine import logprobs_of
 from muster.sim.scenario import Scenario
-from muster.types import Batch, Cause, Graded, Kept, Launch, ReadyGroup, Trajectory, Version
+from muster.types import Batch, Cause, Graded, Kept, Launch, ReadyGroup, Trajectory, Verdict, Version
 
 REFERENCE_TOKENS_PER_S = 50.0
 MAX_TOKENS_PER_TURN = 1600
@@ -38,7 +39,10 @@ class Law(StrEnum):
     VERSIONS = "versions"  # a token's version is the one whose weights made it
     WEIGHTS = "weights"  # a version number has one set of weights, also after a resume
     STALENESS = "staleness"  # the bound holds when a batch is trained, also in the first step after a resume
-    ONCE = "once"  # no trajectory is trained in two batches
+    DIVERGENCE = "divergence"  # no token trains that is further from the trainer than the measured limits allow
+    ONCE = "once"  # no trajectory is trained in two batches, unless it is replayed
+    REPLAY = "replay"  # only verified successes at the same task are, by name, unchanged, and few of them
+    SURPLUS = "surplus"  # no more groups are held than over-launching allows; what becomes of them is as configured
     LOST = "lost"  # no group that was collected is forgotten, also over a kill
     KEPT = "kept"  # what was continued begins as it was kept: tokens, log-probabilities, versions, turns
     SLOTS = "slots"  # no more live trajectories than slots
@@ -63,6 +67,8 @@ class _Seen:
     """What the laws remember over all lives of a world."""
 
     trained: dict[str, int]  # trajectory -> batch
+    replayed: dict[str, set[int]]  # trajectory -> batches
+    succeeded: dict[str, Trajectory]
     kept: dict[str, Kept]  # by its snapshot
     digests: dict[int, str]  # version number -> weights
 
@@ -73,7 +79,7 @@ class Laws:
     def __init__(self, scenario: Scenario, chaos: Chaos) -> None:
         self._scenario = scenario
         self._chaos = chaos
-        self._seen = _Seen({}, {}, {})
+        self._seen = _Seen({}, {}, {}, {}, {})
         self._live: set[str] = set()
         self.progress_at = clock.now()
 
@@ -111,6 +117,8 @@ class Laws:
         self._versions(trajectory)
         self._budget(trajectory)
         self._spans(trajectory)
+        if trajectory.outcome.verdict is Verdict.SUCCESS:
+            self._seen.succeeded[trajectory.id] = trajectory
 
     def kept(self, kept: Kept) -> None:
         self._seen.kept[kept.snapshot] = kept
@@ -161,22 +169,69 @@ class Laws:
         self.check(Law.COMPLETE, count == scenario.groups_per_batch, f"batch {batch.step} has {count} groups")
         for group in batch.groups:
             self._group(group)
-        for member in (m for group in batch.groups for m in group.members):
+        self._replays(batch)
+        for member in (m for group in batch.groups for m in group.fresh):
             before = self._seen.trained.setdefault(member.id, batch.step)
             self.check(Law.ONCE, before == batch.step, f"{member.id} was in batch {before}, is in {batch.step}")
         oldest = min(group.oldest_version for group in batch.groups)
         lag = batch.step - oldest
         self.check(Law.STALENESS, 0 <= lag <= scenario.max_lag, f"batch {batch.step} has tokens of version {oldest}")
+        self._divergence(batch, oldest)
+
+    def _divergence(self, batch: Batch, oldest: int) -> None:
+        """By the laws' own sum: every update moves the weights equally far, and in the same direction."""
+        options = self._scenario.scheduling
+        digests = [self._seen.digests[v] for v in range(oldest, batch.step + 1)]
+        distance = options.drift * sum(now != then for then, now in pairwise(digests))
+        if options.max_divergence is not None:
+            near = distance <= options.max_divergence + 1e-9
+            self.check(Law.DIVERGENCE, near, f"batch {batch.step} has tokens at a distance of {distance:.4f}")
+        if options.refill_k3 is None:
+            return
+        for member in (m for group in batch.groups for m in group.members):
+            versions = [s.versions_T[s.sampled_T] for s in member.segments]
+            lags_N = np.maximum(batch.step - np.concatenate(versions), 0)
+            k3 = float(np.mean(lags_N**2.0)) * options.drift**2 / 2
+            self.check(Law.DIVERGENCE, k3 <= options.refill_k3 + 1e-9, f"{member.id} is at a k3 of {k3:.6f}")
+
+    def _replays(self, batch: Batch) -> None:
+        """A step that is made again after a kill replays what it replayed."""
+        config = self._scenario.scheduling.replay
+        room = int(config.max_share * self._scenario.groups_per_batch * self._scenario.group_size)
+        names = [name for group in batch.groups for name in group.replayed]
+        self.check(Law.REPLAY, len(names) <= (room if config.enabled else 0), f"batch {batch.step} replays {names}")
+        self.check(Law.REPLAY, len(names) == len(set(names)), f"batch {batch.step} replays one twice: {names}")
+        for group in batch.groups:
+            for member in (m for m in group.members if m.id in group.replayed):
+                true = self._seen.succeeded.get(member.id)
+                same = true is not None and true.task_id == group.task_id and _same_tokens(true, member)
+                self.check(Law.REPLAY, same, f"{group.id} replays {member.id}, no such success at its task")
+                solved = any(m.outcome.verdict is Verdict.SUCCESS for m in group.fresh)
+                self.check(Law.REPLAY, not solved, f"{group.id} has a success, and replays {member.id}")
+                used = self._seen.replayed.setdefault(member.id, set())
+                used.add(batch.step)
+                self.check(Law.REPLAY, len(used) <= config.max_uses, f"{member.id} is replayed in {sorted(used)}")
 
     def _group(self, group: ReadyGroup) -> None:
         least = self._scenario.min_group or self._scenario.group_size
-        siblings = {m.id.partition(".")[2].partition("a")[0] for m in group.members}
+        siblings = {m.id.partition(".")[2].partition("a")[0] for m in group.fresh}
         self.check(Law.COMPLETE, len(siblings) >= least, f"{group.id} has {len(siblings)} of {least} siblings")
-        self.check(Law.COMPLETE, len(siblings) == len(group.members), f"{group.id} has a sibling twice")
-        whole = all(m.group_id == group.id and isinstance(m.outcome, Graded) for m in group.members)
+        self.check(Law.COMPLETE, len(siblings) == len(group.fresh), f"{group.id} has a sibling twice")
+        whole = all(m.group_id == group.id and isinstance(m.outcome, Graded) for m in group.fresh)
         self.check(Law.COMPLETE, whole and group.has_gradient, f"{group.id} is not graded, or has no gradient")
 
     def published(self, version: Version) -> None:
         self.progress()
         digest = self._seen.digests.setdefault(version.number, version.digest)
         self.check(Law.WEIGHTS, digest == version.digest, f"version {version.number} has other weights than before")
+
+
+def _same_tokens(one: Trajectory, other: Trajectory) -> bool:
+    """The same sequences, with the log-probabilities and versions of those that sampled them."""
+    pairs = list(zip(one.segments, other.segments, strict=False))
+    return len(one.segments) == len(other.segments) and all(
+        np.array_equal(a.tokens_T, b.tokens_T)
+        and np.array_equal(a.logprobs_T, b.logprobs_T)
+        and np.array_equal(a.versions_T, b.versions_T)
+        for a, b in pairs
+    )

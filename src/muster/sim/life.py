@@ -45,6 +45,7 @@ from muster.sim.mortal_journal import MortalJournal
 from muster.sim.scenario import Scenario
 from muster.sim.watched import WatchedAttempts, WatchedKeeps, WatchedTrainer
 from muster.tasks.curriculum import Curriculum, CurriculumConfig
+from muster.trainer.correction import DivergenceLimit
 from muster.types import Evaluation, ImageSpec, Limits, Task, VerifierSpec
 from muster.verifier.reward import Problem
 
@@ -128,6 +129,7 @@ def begin(cast: Cast, journal: MortalJournal, directory: Path) -> Life:
         groups_per_batch=world.groups_per_batch,
         canary=_CANARY,
         temperature=1.0,
+        divergence_limit=_divergence_limit(cast),
     )
     return Life(
         journal=journal,
@@ -152,8 +154,16 @@ def _replica(world: Scenario, index: int, actor: Actor, chaos: Chaos) -> FaultyR
 
 
 def _trainer(cast: Cast) -> WatchedTrainer:
-    inner = FakeTrainer(FakeTrainerConfig(step_s=cast.scenario.fleet.step_s))
+    world = cast.scenario
+    inner = FakeTrainer(FakeTrainerConfig(step_s=world.fleet.step_s, drift_m2=world.scheduling.drift**2))
     return WatchedTrainer(inner, cast.laws, cast.chaos, forgets=cast.broken is Law.WEIGHTS)
+
+
+def _divergence_limit(cast: Cast) -> DivergenceLimit | None:
+    limit = cast.scenario.scheduling.refill_k3
+    if limit is None or cast.broken is Law.DIVERGENCE:
+        return None
+    return DivergenceLimit(max_k3=limit, action="refill")
 
 
 def _publisher(cast: Cast) -> Publisher:
@@ -190,9 +200,10 @@ def _loop(world: Scenario) -> LoopConfig:
     )
 
 
-def _schedule(world: Scenario) -> dict[str, object]:
+def _schedule(world: Scenario) -> dict[str, Any]:
     names = ("groups_per_batch", "group_size", "min_group", "max_lag", "policy", "slots", "max_attempts")
-    return {name: getattr(world, name) for name in names}
+    options = ("order", "over_launch", "surplus", "concurrency", "replay", "max_divergence")
+    return {n: getattr(world, n) for n in names} | {n: getattr(world.scheduling, n) for n in options}
 
 
 def _agent(world: Scenario) -> dict[str, Any]:

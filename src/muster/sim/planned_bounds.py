@@ -14,6 +14,7 @@ import numpy as np
 
 from muster.sim.bounds import Array, Bounds, Capacity, Cohort, lower_bounds
 from muster.sim.collection import Groups, World
+from muster.sim.engine_bounds import Turns
 from muster.sim.workload import Program
 
 
@@ -41,6 +42,7 @@ def planned_cohort(groups: Groups, *, boot_s: float = 0.0) -> Cohort:
         verify_s_N=each(lambda p: p.verify_s),
         context_decode_N=each(lambda p: _over_contexts(p, [t.reply_tokens for t in p.turns])),
         context_tool_N=each(lambda p: _over_contexts(p, [t.tool_s for t in p.turns])),
+        turns=Turns.of([[_turns(p) for p in group] for group in groups], common_tokens=programs[0].common_tokens),
     )
 
 
@@ -57,7 +59,19 @@ def planned_capacity(world: World) -> Capacity:
         kv_tokens=engine.kv_capacity_tokens * replicas,
         boots_per_s=world.sandboxes.boots_per_s,
         hold_while_verifying=world.sandboxes.verify == "in_place",
+        server=engine,
+        replicas=replicas,
     )
+
+
+def _turns(program: Program) -> list[tuple[int, int, float]]:
+    """(context, reply, seconds of the command) of each turn."""
+    turns: list[tuple[int, int, float]] = []
+    context = program.prompt_tokens
+    for turn in program.turns:
+        turns.append((context, turn.reply_tokens, turn.tool_s))
+        context += turn.reply_tokens + turn.observation_tokens
+    return turns
 
 
 def _observed_tokens(program: Program) -> int:

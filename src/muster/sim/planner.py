@@ -3,11 +3,11 @@
     World ─► changes ─► (simulated elsewhere, the same draws of the work for each) ─► Comparison ─► Recommendation
                                                                      Reproduction ──┘
 
-Law: pure. One change at a time, so that its effect is its own. Two worlds are compared draw by draw on the same programs,
-so that the spread of the differences is that of the change, not of the work. A gain counts when it is larger than its
-uncertainty, half the interval over draws plus the error with which the simulation reproduces the run that it was fitted
-to; and larger than `WORTH`, below which no change is worth its risk. What takes other trajectories into the batch than
-were dispatched is shown and never recommended.
+Law: pure. One change at a time, so that its effect is its own. Two worlds are compared draw by draw on the same
+programs, so that the spread of the differences is that of the change, not of the work. A gain counts when it is larger
+than its uncertainty, half the interval over draws plus the error with which the simulation reproduces the run that it
+was fitted to; and larger than `WORTH`, below which no change is worth its risk. What takes other trajectories into the
+batch than were dispatched is shown and never recommended.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def recommend(comparisons: Sequence[Comparison], reproduction: Reproduction | No
     nearest = max(fair, key=lambda c: c.gain, default=None)
     sure = [c for c in fair if c.gain > max(WORTH, c.spread + error)]
     if not sure:
-        return Recommendation(comparison=None, nearest=nearest, uncertainty=(nearest.spread if nearest else 0.0) + error)
+        spread = nearest.spread if nearest else 0.0
+        return Recommendation(comparison=None, nearest=nearest, uncertainty=spread + error)
     best = max(sure, key=lambda c: c.gain)
     near = [c for c in sure if c.gain >= best.gain - max(best.spread, 0.01)]
     chosen = min(near, key=lambda c: round(c.device_s / best.device_s, 2))
@@ -242,9 +243,7 @@ def _sandboxes(world: World) -> list[Change]:
         Change(
             name=f"slots {number}",
             says=f"give the pool more slots (sandbox.slots = {number}, schedule.slots = {number})",
-            world=world.with_(
-                sandboxes={"slots": number}, schedule={"slots": max(world.schedule.slots, number)}
-            ),
+            world=world.with_(sandboxes={"slots": number}, schedule={"slots": max(world.schedule.slots, number)}),
         )
         for number in (2 * sandboxes.slots, 4 * sandboxes.slots)
         if number < 2 * most and sandboxes.slots < most

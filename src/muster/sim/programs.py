@@ -23,7 +23,7 @@ from muster import clock
 from muster.engine.port import Engine
 from muster.errors import BoundaryError, EngineError, SandboxLost, SandboxStartError, VerifierError, boundary
 from muster.rollout.spans import SpanRecorder
-from muster.sandbox.pool import Lane, Pool, Wanted
+from muster.sandbox.pool import Lane, Lease, Pool, Wanted
 from muster.sandbox.port import Sandbox, Snapshot
 from muster.sim.workload import PlannedTurn, Program
 from muster.types import Completion, Ints, Launch, Outcome, Sampling, Segment, Session, Stage, Trajectory, Turn, Version
@@ -37,6 +37,8 @@ _FIRST_ID, _IDS = 16, 30_000
 """Token ids are made up from here on, so many different ones: every vocabulary has these."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _NO_LIMIT_S = 1e9
+_BLOCK_TOKENS = 16
+"""Caches keep whole blocks: what is short of one was not lost."""
 
 
 class Mishaps(BaseModel):
@@ -208,8 +210,10 @@ class _Context:
 def _split(part: Completion, context: _Context) -> Completion:
     """Of its prefill, what an engine had computed before and no cache gave back is recomputation."""
     computed = context.length - part.cached_tokens
-    lost = max(0, context.known - part.cached_tokens)
-    again_s = part.prefill_s * lost / max(1, computed)
+    lost = context.known - part.cached_tokens
+    if lost <= _BLOCK_TOKENS:
+        return part
+    again_s = part.prefill_s * lost / computed
     return replace(part, prefill_s=part.prefill_s - again_s, recompute_s=part.recompute_s + again_s)
 
 
@@ -239,6 +243,8 @@ class _Attempt:
                 raise SandboxStartError(f"{self.launch.id}: injected")
             for index, turn in enumerate(self.program.turns):
                 await self._turn(index, turn, lease.sandbox)
+                if lease.should_give_way:
+                    await self._give_way(lease)
             self.spans.enter(Stage.VERIFY)
             if verify == "in_place":
                 return await self._verified(lease.sandbox, queued_s=0.0)
@@ -249,6 +255,12 @@ class _Attempt:
         async with self.pool.lease(final, limits, f"{self.launch.id}-verify", lane=Lane.VERIFIER) as lease:
             self.spans.enter(Stage.VERIFY, at=asked + lease.queued_s)
             return await self._verified(lease.sandbox, queued_s=lease.queued_s)
+
+    async def _give_way(self, lease: Lease) -> None:
+        self.spans.enter(Stage.SANDBOX_QUEUE)
+        asked = clock.now()
+        if await lease.give_way():
+            self.spans.enter(Stage.SANDBOX_START, at=max(asked, clock.now() - lease.start_s))
 
     def trajectory(self, outcome: Outcome) -> Trajectory:
         spans = self.spans.finish()

@@ -12,12 +12,17 @@ thousands of them are lived; what varies is everything that scheduling could dep
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from muster.engine.port import CachePolicy, InFlight
+from muster.orchestrator.concurrency import ConcurrencyConfig
+from muster.orchestrator.config import Surplus
+from muster.orchestrator.line import Order
 from muster.orchestrator.ready_pool import BatchPolicy
+from muster.orchestrator.replay import ReplayConfig
 from muster.sim.chaos import Fault, stream
 
 
@@ -63,6 +68,24 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduling:
+    """The scheduler's options beyond lag and policy. By default none is used.
+
+    drift: how far a step moves the policy, root-mean-square log-ratio. max_divergence: limit by the odometer.
+    refill_k3: limit on what the trainer measures before a step; groups over it are replaced. Both in nats, None: none.
+    """
+
+    order: Order = "group"
+    over_launch: float = 1.0
+    surplus: Surplus = "cancel"
+    concurrency: ConcurrencyConfig = field(default_factory=ConcurrencyConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    drift: float = 0.01
+    max_divergence: float | None = None
+    refill_k3: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """One world, before it begins. `rates`: probability of each enabled fault per occasion (see `Fault`).
 
@@ -88,6 +111,7 @@ class Scenario:
     kills: tuple[int, ...] = ()
     outage_at_s: float = 0.0
     keep_every_s: float = 0.0
+    scheduling: Scheduling = field(default_factory=Scheduling)
 
 
 _RATES: Mapping[Fault, tuple[float, float]] = {  # per occasion: fork, command, run of a verifier, request, call, step
@@ -122,6 +146,7 @@ def scenario(seed: int, faults: Collection[Fault] = tuple(Fault)) -> Scenario:
     group_size = int(rng.integers(2, 6))
     lag = int(rng.choice([0, 0, 1, 1, 2, 4]))
     groups = int(rng.integers(1, 4))
+    policy = _policy(rng, lag)
     return Scenario(
         seed=seed,
         steps=int(rng.integers(2, 5)),
@@ -129,7 +154,7 @@ def scenario(seed: int, faults: Collection[Fault] = tuple(Fault)) -> Scenario:
         group_size=group_size,
         min_group=int(rng.integers(2, group_size + 1)) if rng.random() < 0.4 else None,
         max_lag=lag,
-        policy=_policy(rng, lag),
+        policy=policy,
         slots=int(rng.integers(group_size, group_size * groups * 2 + 1)),
         max_attempts=int(rng.integers(2, 5)),
         checkpoint_every=int(rng.integers(1, 4)),
@@ -141,12 +166,43 @@ def scenario(seed: int, faults: Collection[Fault] = tuple(Fault)) -> Scenario:
         kills=tuple(int(n) for n in rng.geometric(1 / 60, size=rng.integers(1, 5))) if Fault.KILL in enabled else (),
         outage_at_s=float(rng.uniform(0.0, 1200.0)),
         keep_every_s=float(stream(seed, "keep").choice([0.0, 1.0, 10.0, 30.0])),
+        scheduling=_scheduling(stream(seed, "scheduling"), lag, policy),
     )
 
 
 def _policy(rng: np.random.Generator, lag: int) -> BatchPolicy | None:
     named: list[BatchPolicy | None] = [None, "cohort", "window", "fifo", "greedy"]
     return named[int(rng.integers(len(named)))] if lag else None
+
+
+def _scheduling(rng: np.random.Generator, lag: int, policy: BatchPolicy | None) -> Scheduling:
+    """Each option in about half of the worlds in which it has a meaning."""
+    orders: list[Order] = ["group", "launch", "longest"]
+    surplus: list[Surplus] = ["cancel", "carry" if lag else "tail"]
+    kinds: list[Literal["fixed", "memory", "aimd"]] = ["fixed", "fixed", "memory", "aimd"]
+    drift = float(rng.uniform(0.001, 0.1))
+    over_launch = float(rng.choice([1.0, 1.0, 1.25, 2.0]))
+    steps = float(rng.choice([0.0, 0.0, 0.5, 1.5, 2.5]))  # of drift that may lie between token and trainer
+    lags = float(rng.choice([0.0, 0.0, 0.5, 1.5]))  # likewise, as the trainer measures it
+    return Scheduling(
+        order=orders[int(rng.integers(len(orders)))],
+        over_launch=1.0 if policy in ("cohort", "fifo") else over_launch,
+        surplus=surplus[int(rng.integers(len(surplus)))],
+        concurrency=ConcurrencyConfig(
+            policy=kinds[int(rng.integers(len(kinds)))],
+            fill=float(rng.uniform(0.05, 0.5)),
+            start=int(rng.integers(1, 9)),
+            increase=1,
+            interval_s=60.0,
+            least=int(rng.integers(1, 4)),
+        ),
+        replay=ReplayConfig(
+            enabled=bool(rng.random() < 0.5), below=0.6, max_share=0.25, max_divergence=3 * drift, max_uses=2
+        ),
+        drift=drift,
+        max_divergence=steps * drift if lag and steps else None,
+        refill_k3=(lags * drift) ** 2 / 2 if lag and lags else None,
+    )
 
 
 def _workload(rng: np.random.Generator) -> Workload:

@@ -120,7 +120,7 @@ class TimedSandbox:
         return self._backend.frozen()
 
     async def keep(self) -> Snapshot | None:
-        return None
+        return await self.snapshot()
 
     async def alive(self) -> bool:
         return not self._closed

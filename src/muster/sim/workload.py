@@ -129,11 +129,14 @@ def programs(config: WorkloadConfig, seed: int) -> tuple[tuple[Program, ...], ..
     return tuple(group_programs(config, seed, group) for group in range(config.groups))
 
 
-def group_programs(config: WorkloadConfig, seed: int, group: int) -> tuple[Program, ...]:
-    """The siblings of group number `group`, which may lie beyond the batch."""
-    rng = np.random.default_rng([seed, group])
-    task = float(rng.standard_normal())
-    prompt_tokens = max(1, round(config.prompt_tokens.draw(rng)))
+def group_programs(config: WorkloadConfig, seed: int, group: int, *, visit: int = 0) -> tuple[Program, ...]:
+    """The siblings of group number `group`, which may lie beyond the batch.
+
+    visit: another one is another group of attempts at the same task, such as an earlier epoch made.
+    """
+    of_task, rng = np.random.default_rng([seed, group]), np.random.default_rng([seed, group, visit])
+    task = float(of_task.standard_normal())
+    prompt_tokens = max(1, round(config.prompt_tokens.draw(of_task)))
     rewards = _rewards(config, task, rng)
     return tuple(
         Program(
@@ -141,7 +144,7 @@ def group_programs(config: WorkloadConfig, seed: int, group: int) -> tuple[Progr
             prompt_tokens=prompt_tokens,
             verify_s=config.verify_s.draw(rng),
             reward=reward,
-            seed=zlib.crc32(f"{seed}/{group}/{sibling}".encode()),
+            seed=zlib.crc32(f"{seed}/{group}/{visit}/{sibling}".encode()),
         )
         for sibling, reward in enumerate(rewards)
     )

@@ -138,7 +138,7 @@ class World:
         kept = unwanted - cast.wordless if ended is not True else cast.disk.kept.keys() - cast.wordless
         cast.laws.check(Law.SANDBOXES, not kept, f"{len(kept)} kept states are left")
         if life.scheduler.restored:
-            check_life(life.journal, life.scheduler.statistics())
+            check_life(life.journal, life.scheduler.statistics(), self._scenario)
         return ended is True
 
     def _killed(self, cast: Cast, dying: MortalJournal, survivor: MortalJournal) -> None:

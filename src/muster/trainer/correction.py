@@ -109,8 +109,8 @@ class DivergenceLimit(BaseModel):
     max_k3: float = Field(default=0.5, gt=0, description="largest mean k3 of a sequence, in nats")
     action: Literal["refill", "drop", "downweight"] = Field(
         default="drop",
-        description="refill replaces its group before the step, if its tokens are stale; drop masks the sequence; "
-        "downweight scales it by max_k3 / k3",
+        description="refill replaces its group before the step, if its tokens are stale, at the cost of a forward pass "
+        "over stale groups; drop masks the sequence; downweight scales it by max_k3 / k3",
     )
 
 

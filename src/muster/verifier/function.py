@@ -10,11 +10,13 @@ trajectory; one that wants to look into the sandbox is `async`.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib
 import inspect
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 from muster import clock
@@ -44,6 +46,13 @@ def load_score(name: str) -> Score:
     if not callable(found):
         raise ConfigError(f"verifier.score = {name!r}: {module_name} has no function {attribute!r}")
     return cast(Score, found)
+
+
+def source_digest(name: str) -> str:
+    """Of the file in which the function that `module:name` says is defined: what it graded before an edit of that file
+    may not be what it would grade now. Raises `ConfigError`."""
+    source = inspect.getsourcefile(cast(Callable[..., object], load_score(name)))
+    return hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else name
 
 
 class FunctionVerifier:

@@ -77,7 +77,7 @@ class EmulatedReplica:
         try:
             completion = await self.engine.generate(str(next(self._ids)), tokens, sampling, session)
         except UserError as error:
-            raise EngineError(f"{self.name}: {error}") from None
+            raise EngineError(f"{self.name}: {error}", {"status": 400}) from None
         self._leave("generate")
         return completion
 
@@ -86,7 +86,7 @@ class EmulatedReplica:
         try:
             scores = await self.engine.score(tokens, temperature)
         except UserError as error:
-            raise EngineError(f"{self.name}: {error}") from None
+            raise EngineError(f"{self.name}: {error}", {"status": 400}) from None
         self._leave("score")
         return scores
 

@@ -39,9 +39,7 @@ def made_up(prompt: Ints, count: int, vocabulary: int, *, salt: str = "") -> Int
     return ids.astype(np.int32) + np.int32(FIRST_ID)
 
 
-def logprobs_of(
-    tokens: Ints, version: Version, temperature: float, *, start: int = 0, position: int = 0
-) -> Floats:
+def logprobs_of(tokens: Ints, version: Version, temperature: float, *, start: int = 0, position: int = 0) -> Floats:
     """A log-probability for each token from `start` on, given those before it. Of a sequence's very first it is 0.
 
     position: where `tokens` begins in its sequence; if not at the beginning, `WINDOW` tokens must precede `start`.

@@ -3,7 +3,7 @@
     prepare:  at first what killed controllers left is removed
               Dockerfile, image name or base ─► image at the daemon (`image`)
     fork:     create ─► mounts plain? ─► start ─► supervisor answers ─► service healthy ─► a shell answers
-    run, snapshot, close: `instance`; what is left behind: `janitor`, and by label `labels`
+    run, snapshot, keep, close: `instance`; what is left behind: `janitor`, and by label `labels`
 
 Law: everything made at the daemon carries labels that say who made it, so that nothing depends on a list in memory.
 Every call has a deadline from outside; a daemon that hangs costs sandboxes, never the run.
@@ -32,6 +32,7 @@ from muster.sandbox.docker.instance import DockerSandbox, Host
 from muster.sandbox.docker.janitor import Janitor
 from muster.sandbox.docker.labels import CONTROLLER, RUN, Owner, Reaped, reap, remove
 from muster.sandbox.docker.toolchain import Toolchain, copy
+from muster.sandbox.kept import DAY_S, KEPT, KeptStates
 from muster.sandbox.port import Mount, Snapshot
 from muster.types import ImageSpec, Limits
 
@@ -52,7 +53,15 @@ class DockerBackend:
         self._owner = Owner.here(run)
         self._images = Images(self._daemon, config)
         self._janitor = Janitor(self._daemon)
-        self._host = Host(config=config, daemon=self._daemon, starts=self._starts, retire=self._retire)
+        self._kept = KeptStates(config.state_dir / KEPT, lifetime_s=config.keep_days * DAY_S)
+        self._host = Host(
+            config=config,
+            daemon=self._daemon,
+            kept=self._kept,
+            starts=self._starts,
+            discard=self._janitor.discard,
+            retire=self._retire,
+        )
         self._live: dict[str, DockerSandbox] = {}
         self._toolchains: dict[str, asyncio.Task[Toolchain]] = {}
         self._preparing = asyncio.Lock()
@@ -89,7 +98,19 @@ class DockerBackend:
             raise
         return sandbox
 
+    async def restore(self, id: str) -> Snapshot | None:
+        snapshot = self._kept.get(id) or self._kept.load(id)
+        if snapshot is None:
+            return None
+        try:
+            await self._daemon.call("inspect image", lambda api: api.inspect_image(id))
+        except SandboxError:  # gone, or nobody can tell
+            return None
+        self._kept.remember(snapshot)
+        return snapshot
+
     async def discard(self, snapshot: Snapshot) -> None:
+        self._kept.remove(snapshot.id)
         self._janitor.discard(snapshot.id)
 
     async def close(self) -> None:

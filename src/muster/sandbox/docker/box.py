@@ -28,6 +28,7 @@ from muster.sandbox.output import HeadTail
 T = TypeVar("T")
 
 ORDER_TIMEOUT_S = 5.0
+_SETTLE_S = (0.0, 0.01, 0.05)  # a shell answers a moment before it has tidied up behind its command
 _PID = re.compile(rb"\d+$")  # the dynamic linker may have complained before
 _ATTACH = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
 
@@ -148,6 +149,15 @@ class Box:
         """Whether a process lives. True when nobody can tell."""
         answer = await self._order(f"kill -0 {pid}")
         return answer is None or answer.exit_code == 0
+
+    async def at_rest(self, shell: int) -> bool:
+        """Whether nothing is there but the supervisor and that shell, and neither holds anything in memory alone."""
+        for pause_s in _SETTLE_S:
+            await clock.sleep(pause_s)
+            answer = await self._order(scripts.at_rest(shell))
+            if answer is not None and answer.exit_code == 0:
+                return True
+        return False
 
     def order_nowait(self, script: str) -> None:
         """The same without an answer; it is done when the supervisor is free."""

@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any, TypeVar
 
 from muster import clock
@@ -27,13 +26,15 @@ from muster.sandbox.docker import files, scripts
 from muster.sandbox.docker.box import Box, Session
 from muster.sandbox.docker.daemon import Daemon, Missing
 from muster.sandbox.docker.ending import by_agent
-from muster.sandbox.docker.scripts import Moment
+from muster.sandbox.docker.labels import KEPT_IN
 from muster.sandbox.docker.service import RunningService
 from muster.sandbox.docker.shell import Answer, Shell
 from muster.sandbox.files import usage_bytes
+from muster.sandbox.kept import KeptStates
 from muster.sandbox.output import HeadTail
 from muster.sandbox.port import MAIN, Counters, Result, Snapshot
 from muster.sandbox.session import within
+from muster.sandbox.watch import Stop
 from muster.types import Limits
 
 T = TypeVar("T")
@@ -46,22 +47,15 @@ _LOOK_S = (0.05, 2.0)  # between two looks at whether the shell still lives: at 
 _HEALTH = "\0health"  # the session of a service's health check
 
 
-class Stop(StrEnum):
-    """Why a command was ended before it answered."""
-
-    TIME = "time"
-    SILENCE = "silence"
-    DISK = "disk"
-    HOST_DISK = "host_disk"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """What all sandboxes of a backend share. `starts`: whether a fresh container of a snapshot answers."""
 
     config: SandboxConfig
     daemon: Daemon
+    kept: KeptStates
     starts: Callable[[Snapshot], Awaitable[bool]]
+    discard: Callable[[str], None]
     retire: Callable[[DockerSandbox], None]
 
 
@@ -115,7 +109,7 @@ class DockerSandbox:
             raise self._lose("this host runs out of disk", by_agent=False, free_disk_bytes=floor)
         oom = bool(used.oom_kills) and code != 0
         return Result(
-            output=sink.text() + self._disk_message(stop),
+            output=sink.text() + (self._disk.message if stop is Stop.DISK else ""),
             exit_code=None if stop is not None or (heard is None and oom) else code,
             duration_s=duration_s,
             timed_out=stop in (Stop.TIME, Stop.SILENCE),
@@ -145,6 +139,18 @@ class DockerSandbox:
             healthy = await self._host.starts(before)
             self._lose("does not start in its files any more", by_agent=healthy, reason=str(error))
         return frozen
+
+    async def keep(self) -> Snapshot | None:
+        """Nothing is killed for it: the daemon pauses the container while it commits."""
+        shell, _ = await self._shell(MAIN)
+        if self._service is not None or len(self._sessions) > 1 or not await self.box.at_rest(shell.pid):
+            return None
+        state, label = await self._capture(), f'LABEL {KEPT_IN}="{self._host.kept.directory}"'
+        kept = replace(self._origin, id=await self._commit(changes=[label]), shell_state=state)
+        if self._host.kept.add(kept):
+            return kept
+        self._host.discard(kept.id)
+        return None
 
     async def alive(self) -> bool:
         if self._lost is not None or self._counters is not None or not self.box.up:
@@ -187,6 +193,9 @@ class DockerSandbox:
             await self.box.kill()
         except SandboxError as error:
             raise await self._blame(error) from error
+        return await self._commit(**options)
+
+    async def _commit(self, **options: Any) -> str:
         made: dict[str, Any] = await self._call("commit", lambda api: api.commit(self.box.container, **options))
         return "sha256:" + str(made["Id"]).removeprefix("sha256:")
 
@@ -234,7 +243,7 @@ class DockerSandbox:
             return await self._open(name)
         except SandboxStartError:
             await self._require_running()
-            await self.box.order(scripts.kill("KILL", Moment(), spared=self._others(name)))
+            await self.box.order(scripts.kill("KILL", scripts.Moment(), spared=self._others(name)))
         try:
             return await self._open(name)
         except SandboxStartError as error:
@@ -379,17 +388,10 @@ class DockerSandbox:
             return None
         if self._disk.measured(await asyncio.to_thread(usage_bytes, upper, stop_at=self._disk.limit_bytes)):
             return Stop.DISK
-        try:
-            free = shutil.disk_usage(upper).free
-        except FileNotFoundError:  # removed from outside: its streams tell
-            return None
-        return Stop.HOST_DISK if free < self._host.config.free_disk_bytes else None
-
-    def _disk_message(self, stop: Stop | None) -> str:
-        if stop is not Stop.DISK:
-            return ""
-        limit = (self._disk.limit_bytes or 0) / MIB
-        return f"\nNo space left on device (this sandbox's disk limit of {limit:.0f} MiB is reached)\n"
+        with suppress(FileNotFoundError):  # removed from outside: its streams tell
+            if shutil.disk_usage(upper).free < self._host.config.free_disk_bytes:
+                return Stop.HOST_DISK
+        return None
 
     def _disk_level(self) -> int | None:
         return self._disk.used_bytes if self.box.gauge.upper is not None else None

@@ -1,6 +1,7 @@
 """Labels on everything that we make at a daemon, and the removal of what dead controllers left.
 
     container, volume, snapshot image: muster.controller = <boot>/<pid namespace>/<pid>/<start>, muster.run, …
+    kept image:                        muster.kept = <directory>, where a file says until when it stays (`kept`)
     cached image:                      muster.image = <digest>; it belongs to nobody and stays
 
 Law: a thing is removed only when its controller is known to be dead: same boot and pid namespace, no such process.
@@ -19,12 +20,14 @@ from typing import Any
 from muster import clock
 from muster.errors import SandboxError
 from muster.sandbox.docker.daemon import Client, Daemon, Missing
+from muster.sandbox.kept import is_kept
 
 CONTROLLER = "muster.controller"
 RUN = "muster.run"
 NAME = "muster.name"
 CREATED = "muster.created"
 IMAGE = "muster.image"
+KEPT_IN = "muster.kept"
 _ROUNDS = 5
 _ROUND_PAUSE_S = 0.2
 
@@ -43,7 +46,7 @@ class Owner:
         return cls(run=run, controller=_identity(os.getpid()))
 
     def labels(self, name: str) -> dict[str, str]:
-        return {CONTROLLER: self.controller, RUN: self.run, NAME: name, CREATED: f"{clock.now():.0f}"}
+        return {CONTROLLER: self.controller, RUN: self.run, NAME: name, CREATED: f"{clock.now():.0f}", KEPT_IN: ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +112,14 @@ def _listed(api: Client, wanted: list[str]) -> tuple[list[tuple[str, str]], ...]
     return (
         [(c["Id"], c["Labels"][CONTROLLER]) for c in containers],
         [(v["Name"], v["Labels"][CONTROLLER]) for v in volumes],
-        [(i["Id"], i["Labels"].get(CONTROLLER, "")) for i in images],
+        [(i["Id"], i["Labels"].get(CONTROLLER, "")) for i in images if not _kept(i)],
     )
+
+
+def _kept(image: dict[str, Any]) -> bool:
+    """A container of a kept image has an empty label in its place, and so has what is committed of it."""
+    directory = image["Labels"].get(KEPT_IN, "")
+    return bool(directory) and is_kept(Path(directory), "sha256:" + str(image["Id"]).removeprefix("sha256:"))
 
 
 def _container(api: Client, container: str) -> None:

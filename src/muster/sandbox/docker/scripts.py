@@ -77,6 +77,16 @@ class Moment:
     last_pid: int = 0
 
 
+def at_rest(shell: int) -> str:
+    """For the supervisor: fails unless nothing runs but it and `shell`, which holds no file open, and nothing is in
+    shared memory. Globs alone: a process of its own would be counted."""
+    return (
+        "muster_rest() { local -a all=(/proc/[0-9]*); ((${#all[@]} == 2)) || return 1; local fd; "
+        f"for fd in /proc/{shell}/fd/*; do case ${{fd##*/}} in 0 | 1 | 2 | 41 | 42 | 43 | 255) ;; *) return 1 ;; esac; "
+        "done; for fd in /dev/shm/* /dev/shm/.[!.]*; do [[ -e $fd ]] && return 1; done; return 0; }; muster_rest"
+    )
+
+
 def session(workdir: str) -> tuple[str, ...]:
     """The program of a session."""
     return (*_BASH, _SESSION, "bash", workdir, f"MUSTER_CODE=$?; {_READ}")

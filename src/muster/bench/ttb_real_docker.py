@@ -1,0 +1,39 @@
+"""What a cold start is on this machine, unscaled: a container of a private Docker daemon, from create to answer.
+
+Law: a figure beside the declared one, which is of cold images and busy hosts; no target depends on it.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from muster import clock
+from muster.bench import daemons
+from muster.sandbox.config import SandboxConfig
+from muster.sandbox.docker.backend import DockerBackend
+from muster.types import ImageSpec, Limits
+
+STARTS = 5
+
+
+def docker_start_s() -> float:
+    """Seconds until a shell answers, one at a time; the median. Raises `daemons.Unavailable`."""
+    with daemons.dockerd() as host:
+        daemons.import_base(host)
+        return clock.run(_starts(host))
+
+
+async def _starts(host: str) -> float:
+    backend = DockerBackend(SandboxConfig(docker_host=host), run="ttb")
+    try:
+        image = await backend.prepare(ImageSpec())
+        taken_s: list[float] = []
+        for _ in range(STARTS):
+            asked = clock.now()
+            sandbox = await backend.fork(image, limits=Limits(), label="cold")
+            await sandbox.run(":", SandboxConfig().start_timeout_s)
+            taken_s.append(clock.now() - asked)
+            await sandbox.close()
+        return median(taken_s)
+    finally:
+        await backend.close()
