@@ -21,6 +21,11 @@ FLAGS = {
     "sim": {"--seeds", "--first", "--jobs", "--faults", "--break", "--json", "--check"},
     "audit": {"--only", "--exploit", "--repeats", "--json", "--config", "--set"},
 }
+BENCHES = {
+    "control": {"--live", "--seed", "--json", "--check"},
+    "lag": {"--seed", "--json", "--check"},
+    "selection": {"--repetitions", "--seed", "--json", "--check"},
+}
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -37,6 +42,13 @@ def test_the_commands_and_their_flags_are_frozen() -> None:
     for name, flags in FLAGS.items():
         found = {o for p in commands[name].params for o in p.opts if o.startswith("--")}
         assert found == flags, "one --set, no flag per knob"
+
+
+@pytest.mark.parametrize("name", sorted(BENCHES))
+def test_the_flags_of_a_benchmark_are_frozen_and_its_help_has_an_example(name: str) -> None:
+    command = get_command(app).commands["bench"].commands[name]  # type: ignore[attr-defined]
+    assert {o for p in command.params for o in p.opts if o.startswith("--")} == BENCHES[name]
+    assert "Example" in CliRunner().invoke(app, ["bench", name, "--help"]).output
 
 
 @pytest.mark.parametrize("name", sorted(FLAGS))

@@ -176,7 +176,7 @@ def sim(
 
 @app.command(
     epilog="Examples:  muster plan runs/a  ·  muster plan runs/a --what sandbox.slots=128  ·  "
-    "muster plan runs/a --set schedule.max_lag=1 --against runs/b"
+    "muster plan runs/a --against runs/b"
 )
 def plan(
     run_dir: Annotated[Path | None, typer.Argument(help="A run to plan from.", metavar="RUN")] = None,
@@ -188,9 +188,7 @@ def plan(
     settings: Annotated[
         list[str] | None, typer.Option("--set", "-s", help="Predict the TTB of one changed configuration. Repeatable.")
     ] = None,
-    against: Annotated[
-        Path | None, typer.Option("--against", help="The run made with --set: predicted or not?")
-    ] = None,
+    against: Annotated[Path | None, typer.Option("--against", help="Predict this run from its configuration.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Draws of the run's work for each change.")] = 5,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one for each core.")] = 0,
     json_file: JsonOption = None,
@@ -318,6 +316,59 @@ def bench_sandbox(
         repeats=repeats, forks=forks, backends=backend or BACKENDS, docker_host=docker_host, say=out.print
     )
     out.print(result.table())
+    if json_file:
+        json_file.write_text(result.to_json(), encoding="utf-8")
+    if check and not result.met:
+        raise typer.Exit(1)
+
+
+@bench_app.command("control", epilog="Examples:  muster bench control --check  ·  muster bench control --live 100")
+def bench_control(
+    live: Annotated[list[int] | None, typer.Option(min=8, help="Live trajectories. Repeatable.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same worlds.")] = 0,
+    json_file: JsonOption = None,
+    check: CheckOption = False,
+) -> None:
+    """CPU time of the control plane a turn, by part, with 100 to 10,000 live trajectories on one core."""
+    from muster.bench.control import LIVE, run_control_bench
+
+    result = run_control_bench(out.print, live=live or LIVE, seed=seed)
+    out.print(result.table(), soft_wrap=True)
+    if json_file:
+        json_file.write_text(result.to_json(), encoding="utf-8")
+    if check and not result.met:
+        raise typer.Exit(1)
+
+
+@bench_app.command("lag", epilog="Example:  muster bench lag --check")
+def bench_lag(
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same worlds.")] = 0,
+    json_file: JsonOption = None,
+    check: CheckOption = False,
+) -> None:
+    """How old trained tokens are: what a closed form predicts, beside the simulated scheduler and loops."""
+    from muster.bench.lag import run_lag_bench
+
+    result = run_lag_bench(out.print, seed=seed)
+    out.print(result.table(), soft_wrap=True)
+    if json_file:
+        json_file.write_text(result.to_json(), encoding="utf-8")
+    if check and not result.met:
+        raise typer.Exit(1)
+
+
+@bench_app.command("selection", epilog="Example:  muster bench selection --repetitions 4 --check")
+def bench_selection(
+    repetitions: Annotated[int, typer.Option(min=1, help="Seeds, of which the mean is shown.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    json_file: JsonOption = None,
+    check: CheckOption = False,
+) -> None:
+    """Which lengths four batch policies train, and whether the bias ledger says so."""
+    from muster.bench.selection import run_selection_bench
+
+    result = run_selection_bench(out.print, repetitions=repetitions, seed=seed)
+    out.print(result.table(), soft_wrap=True)
     if json_file:
         json_file.write_text(result.to_json(), encoding="utf-8")
     if check and not result.met:

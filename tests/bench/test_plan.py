@@ -10,12 +10,16 @@ import pytest
 import tomli_w
 
 from muster.bench.plan import PlanOptions, plan
+from muster.bench.plan_draws import Task, Work, play
+from muster.bench.plan_worlds import base_of
 from muster.bench.result import BenchResult
 from muster.config import RunConfig
 from muster.engine.emulated.timing import EngineTiming
 from muster.errors import ConfigError, UserError
+from muster.journal import Journal
 from muster.reporting import JOURNAL
 from muster.sim.collection import World, simulate
+from muster.sim.planner import Outcome, changes
 from sim import small_runs
 
 SLOW = EngineTiming(step_s=0.02, row_s=0.03, prefill_s=5e-3)
@@ -69,12 +73,18 @@ def test_too_few_slots_are_recommended_to_be_more(tmp_path: Path) -> None:
 
 def test_slow_boots_are_recommended_to_be_warm(tmp_path: Path) -> None:
     times = {"boot_s": {"median": 10.0}, "command_s": 0.0}
-    path = declared(tmp_path, sandboxes={"times": times, "slots": 16}, schedule={"slots": 4})
+    one_group = {"groups_per_batch": 1, "group_size": 16, "slots": 4}
+    path = declared(
+        tmp_path,
+        sandboxes={"times": times, "slots": 16},
+        schedule=one_group,
+        workload={"groups": 1, "group_size": 16},
+    )
     changes = (
         "sandboxes.warm=8",
         "sandboxes.verifier_slots=32",
         "fleet.replicas=2",
-        "schedule.concurrency.policy=aimd",
+        "schedule.order=launch",
     )
     result = plan(PlanOptions(workload=path, what=changes, seeds=1, jobs=1), quiet)
     assert result.notes["recommended"] == "sandboxes.warm=8"
@@ -114,6 +124,26 @@ def test_a_changed_configuration_is_predicted_beside_the_run_made_with_it(run: P
     assert target.name == "prediction_error"
     assert target.value < 0.2
     assert result.rows[0]["predicted TTB p50 s"] > 1.5 * float(result.rows[0]["run's TTB p50 s"])
+
+
+def test_a_run_that_was_made_otherwise_than_was_set_is_not_compared(run: Path) -> None:
+    with pytest.raises(UserError, match="was not made with --set schedule.slots=5 alone"):
+        plan(PlanOptions(run=run, settings=("schedule.slots=5",), against=run, seeds=1, jobs=1), quiet)
+
+
+def test_on_one_machine_what_overlaps_takes_turns(run: Path) -> None:
+    """Where engine and trainer share cores, collecting while the trainer trains gains what neither needs them for."""
+    with Journal.open(run / JOURNAL) as journal:
+        base = base_of(journal, source="run")
+    (change,) = (c for c in changes(base.world) if c.name == "max_lag 1")
+
+    def ttb_s(*, shared_cores: bool) -> float:
+        work = Work(groups=base.groups, shared_cores=shared_cores)
+        outcome = play(work, Task(world=change.world, number=0, skipped=base.skipped))
+        assert isinstance(outcome, Outcome)
+        return outcome.ttb_mean_s
+
+    assert ttb_s(shared_cores=True) > ttb_s(shared_cores=False)
 
 
 def test_two_processes_give_what_one_gives(run: Path) -> None:

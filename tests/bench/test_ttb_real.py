@@ -16,7 +16,7 @@ from muster.bench.result import Target
 from muster.bench.ttb_arms import ALL, BASELINE
 from muster.bench.ttb_declaration import read as read_declaration
 from muster.bench.ttb_real import Lived, batch_of, live, read_config, row, targets, wrong
-from muster.bench.ttb_real_constants import Constants, measure_constants, predict, probe
+from muster.bench.ttb_real_constants import Constants, constants_of, predict, probe, without_overhead
 from muster.bench.ttb_real_declared import DeclaredBackend
 from muster.bench.ttb_real_run import Place, collect
 from muster.bench.ttb_real_scale import Scale, scaled_engine, scaled_groups, scaled_world
@@ -247,6 +247,19 @@ def test_constants_make_a_prediction_later_than_the_plan() -> None:
     assert sum(predicted.parts.values()) == pytest.approx(predicted.ttb_s)
 
 
+def test_constants_are_what_a_run_took_longer_than_planned() -> None:
+    world, groups = small()
+    longer = world.with_(
+        sandboxes={"times": SandboxTimes(command_s=0.25, snapshot_s=0.5, boot_s=Lognormal(median=0.0))}
+    )
+    shorter = world.with_(sandboxes={"times": without_overhead(world.sandboxes.times)})
+    real, planned = (simulate(w, 3, groups=groups).journal for w in (longer, shorter))
+    found = constants_of(real, planned, groups, boot_s=0.1)
+    assert found.turn_s == pytest.approx(0.25, abs=0.05)  # requests meet others in the batch than they would have met
+    assert found.grade_s == pytest.approx(0.5, abs=0.05)
+    assert found.boot_s == 0.1
+
+
 def test_the_probe_is_a_smaller_batch_of_the_same_kind() -> None:
     _, groups = small()
     probed = probe(groups)
@@ -291,19 +304,16 @@ def test_the_cut_is_paired_by_run_and_a_prediction_that_is_late_is_as_wrong_as_o
 
 
 @pytest.mark.sandbox
-def test_real_batches_play_what_was_planned_in_either_arm(tmp_path: Path) -> None:
-    place = Place(root=tmp_path, processes=1)
-    world, groups = small()
-    constants = measure_constants(world, groups, 3, place)
-    assert 0 < constants.turn_s < 1
-    assert 0 < constants.boot_s < 5
-    assert 0 < constants.grade_s < 5
-    world, _ = small("launch", times=SandboxTimes(boot_s=Lognormal(median=0.2), stop_s=0.1), verify="in_place")
-    baseline = live(world, groups, 3, constants, place)
-    assert baseline.wrong == 0
-    assert sum(baseline.parts.values()) == pytest.approx(baseline.ttb_s)
-    assert baseline.parts[Stage.SANDBOX_START] >= 0.2
-    assert baseline.predicted_s >= 0.2
+def test_a_real_batch_plays_what_was_planned(tmp_path: Path) -> None:
+    world, groups = small("launch", times=SandboxTimes(boot_s=Lognormal(median=0.2), stop_s=0.1), verify="in_place")
+    played = live(
+        world, groups, 3, Constants(turn_s=0.01, boot_s=0.02, grade_s=0.05), Place(root=tmp_path, processes=1)
+    )
+    assert played.wrong == 0
+    assert sum(played.parts.values()) == pytest.approx(played.ttb_s)
+    assert played.parts[Stage.SANDBOX_START] >= 0.2
+    assert played.predicted_s >= 0.2
+    assert 0 < played.hit_rate < 1
     assert list(tmp_path.iterdir()) == [tmp_path / "sandboxes"]
 
 

@@ -51,3 +51,14 @@ def test_nothing_trained_has_no_ratio(killed: SyntheticRun) -> None:
     ledger = bias(rows)
     assert ledger.run.chosen.count == 0
     assert ledger.run.ratio("mean_tokens") is None
+
+
+def test_tokens_up_to_a_keep_point_count_once_with_the_attempt_that_went_on_from_there(run: SyntheticRun) -> None:
+    before = bias(read(run.journal))
+    whole = run.journal.rows(TrajectoryRow, "purpose = 'train' AND reward IS NOT NULL")[0]
+    lost = replace(whole, id=f"{whole.id}x", verdict="infra", cause="sandbox_lost", reward=None, sampled_tokens=50)
+    taken_over = {"launch": lost.id, "snapshot": "kept-1", "turns": 1, "sampled_tokens": 40}
+    run.journal.record(lost, replace(whole, evidence={**whole.evidence, "continued": taken_over}))
+    after = bias(read(run.journal))
+    assert after.sampled_tokens == before.sampled_tokens + 10
+    assert after.discarded_tokens == before.discarded_tokens + 10

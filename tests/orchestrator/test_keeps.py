@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,7 @@ class Forks(FakeBackend):
         return self._forks[-1]
 
 
-def played(body: Callable[[], Awaitable[None]]) -> None:
+def played(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
     clock.run_virtual(body())
 
 
@@ -213,10 +213,12 @@ def test_the_time_that_was_used_before_is_used_and_what_was_lost_is_not_charged(
         again = await ground.run(launch(1))
         assert [t.duration_s for t in again.turns] == pytest.approx([t.duration_s for t in whole.turns])
 
-        spent = Ground(budget_s=before.own_s + 3.0)
-        await spent.lose(launch(), at_s=13.0)
-        assert (await spent.run(launch(1))).outcome.cause is Cause.TIME_BUDGET
-        assert len(spent.final) == 1
+        cut = await Ground(budget_s=before.own_s + 3.0).run(launch())
+        ground = Ground(budget_s=before.own_s + 3.0)
+        await ground.lose(launch(), at_s=13.0)
+        again = await ground.run(launch(1))
+        assert len(again.turns) == len(cut.turns) < len(whole.turns)
+        assert [t.duration_s for t in again.turns] == pytest.approx([t.duration_s for t in cut.turns])
 
     played(body)
 
@@ -242,6 +244,18 @@ def test_a_keep_point_whose_tokens_are_too_old_is_not_used() -> None:
         again = await ground.run(launch(1), fresh=lambda version: version > 0)
         assert "continued" not in again.outcome.evidence
         assert "too stale" in ground.said()[0]
+        ground.check_nothing_is_left()
+
+    played(body)
+
+
+def test_a_keep_point_of_a_task_that_was_changed_meanwhile_is_not_used() -> None:
+    async def body() -> None:
+        ground = Ground()
+        await ground.kill(launch(), at_s=13.0)
+        again = await ground.run(launch(1, task=replace(make_task(), digest="another")))
+        assert "continued" not in again.outcome.evidence
+        assert "its task has changed" in ground.said()[0]
         ground.check_nothing_is_left()
 
     played(body)

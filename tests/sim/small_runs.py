@@ -53,6 +53,7 @@ def setup_of(world: World) -> Setup:
         publisher=training.publisher,
         limits=world.fleet.config(),
         replicas=world.fleet.replicas,
+        router=world.fleet.router,
         slots=sandboxes.slots,
         warm=sandboxes.warm,
         verifier_slots=sandboxes.verifier_slots,

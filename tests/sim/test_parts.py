@@ -6,15 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import clock
+from muster.engine.fleet import Fleet
+from muster.engine.router import RouterConfig
 from muster.errors import EngineError
 from muster.journal import DropRow
 from muster.rollout.renderer import Renderer
 from muster.sim.actor import STOP, Actor, CharTokenizer
 from muster.sim.chaos import Chaos, Fault
 from muster.sim.fake_engine import FakeReplica, logprobs_of
-from muster.sim.faulty_engine import FaultyReplica, Fleet
+from muster.sim.faulty_engine import FaultyReplica
 from muster.sim.mortal_journal import MortalJournal
 from muster.sim.scenario import Lognormal, scenario
+from muster.sim.watched import WatchedEngine
 from muster.types import Sampling, Session, Version
 from sim.worlds import quiet
 
@@ -104,7 +107,8 @@ def test_a_request_that_hangs_fails_at_its_deadline_and_is_written_down() -> Non
         chaos = Chaos(0, {Fault.ENGINE_HANG: 1.0})
         replica = FaultyReplica(FakeReplica("engine0", policy=lambda *_: [1]), chaos)
         with pytest.raises(EngineError, match="no answer within"):
-            await Fleet([replica], chaos).generate(np.array([1], np.int32), Sampling(), Session(id="g0.0"))
+            engine = WatchedEngine(Fleet([replica], RouterConfig(attempts=1)), chaos)
+            await engine.generate(np.array([1], np.int32), Sampling(), Session(id="g0.0"))
         return clock.now(), chaos.sabotaged
 
     assert clock.run_virtual(main()) == (1800.0, {"g0.0"})

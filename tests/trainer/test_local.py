@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from muster.errors import ModelError, TrainerError
 from muster.model.llama import Llama
@@ -17,6 +20,8 @@ from muster.trainer.config import TrainerConfig
 from muster.trainer.correction import DivergenceLimit, IcePop, NoCorrection
 from muster.trainer.local import LocalTrainer
 from muster.trainer.loss import DAPO, GRPO, PPO
+from muster.trainer.packing import sequences
+from muster.trainer.step import drift_sample
 from muster.types import Batch
 from trainer.tiny import TINY, batch, random_batch, segment, tiny_state, trajectory, write_tiny
 
@@ -394,3 +399,16 @@ def test_behaviour_as_proximal_policy_excludes_a_correction():
     with pytest.raises(ValueError, match="already compares with the engine's policy"):
         TrainerConfig(proximal="behaviour")
     assert TrainerConfig(proximal="behaviour", correction=NoCorrection()).proximal == "behaviour"
+
+
+@given(st.integers(0, 400), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_a_drift_sample_takes_whole_trajectories_from_all_groups_in_turn(tokens, groups, seed) -> None:
+    made = random_batch(seed % 7, groups=groups)
+    items = sequences(made.groups, {m.id: 1.0 for g in made.groups for m in g.members})
+    sample = drift_sample(items, tokens, np.random.default_rng(seed))
+    sizes = [int(item.data.sampled_T.sum()) for item in sample]
+    assert len({item.trajectory for item in sample}) == len(sample)
+    assert sum(sizes) >= min(tokens, sum(int(item.data.sampled_T.sum()) for item in items))
+    assert sum(sizes[:-1]) < max(tokens, 1), "and no more than it takes"
+    taken = Counter(item.group for item in sample)
+    assert not sample or max(taken.values()) - min((taken[g] for g in range(groups)), default=0) <= 1

@@ -48,6 +48,7 @@ from muster.engine.emulated.timing import EngineTiming
 from muster.journal import BatchRow, GroupRow, Journal, StepRow, TrajectoryRow
 from muster.observe.freshness import batch_freshness
 from muster.orchestrator.config import SchedulerConfig
+from muster.orchestrator.drift import Odometer
 from muster.sim.collection import FleetWorld, SandboxWorld, TrainingWorld, World, simulate
 from muster.sim.workload import Lognormal, Program, WorkloadConfig, group_programs
 from muster.types.arrays import Floats
@@ -121,12 +122,12 @@ def run_lag_bench(say: Callable[[str], object], *, grid: Sequence[Setting] = GRI
     )
 
 
-def measured(setting: Setting, seed: int) -> Lag:
+def measured(setting: Setting, seed: int, *, steps: int = STEPS) -> Lag:
     """Predict one setting from its programs, and simulate it."""
     workload = _workload(setting)
-    programs = [group_programs(workload, seed, n) for n in range(setting.groups * STEPS)]
+    programs = [group_programs(workload, seed, n) for n in range(setting.groups * steps)]
     lengths_NG = np.array([[_length_s(p) for p in group] for group in programs])
-    collected = simulate(_world(setting, workload, float(lengths_NG.mean())), seed, groups=programs)
+    collected = simulate(_world(setting, workload, float(lengths_NG.mean()), steps), seed, groups=programs)
     with collected.journal as journal:
         seen = _steady(journal, setting, lengths_NG)
     queue = float(np.mean([s.queue for s in seen]))
@@ -195,7 +196,7 @@ def _steady(journal: Journal, setting: Setting, lengths_NG: Floats) -> list[_See
         seen.append(
             _Seen(
                 oldest=batch.step - float(np.mean(list(by_group.values()))),
-                mean_token=batch_freshness(batch, trajectories, None).lag_mean,
+                mean_token=batch_freshness(batch, trajectories, None, Odometer()).lag_mean,
                 queue=complete / setting.groups - batch.step,
             )
         )
@@ -221,7 +222,7 @@ def _workload(setting: Setting) -> WorkloadConfig:
     )
 
 
-def _world(setting: Setting, workload: WorkloadConfig, length_s: float) -> World:
+def _world(setting: Setting, workload: WorkloadConfig, length_s: float, steps: int) -> World:
     engine = EmulatedEngineConfig(
         timing=EngineTiming(step_s=TOKEN_S, prefill_s=1e-9),
         max_running=setting.live,
@@ -243,7 +244,7 @@ def _world(setting: Setting, workload: WorkloadConfig, length_s: float) -> World
             policy="greedy",
         ),
         training=TrainingWorld(
-            steps=STEPS,
+            steps=steps,
             step_s=setting.rho * setting.batch * length_s / setting.live,
             export_s=0,
             watch_interval_s=1000.0,

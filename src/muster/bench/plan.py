@@ -3,7 +3,7 @@
     RUN ─► journal ─► Fitted ─► World ─┬─ the run itself, simulated ─► the error of the reproduction
                                        ├─ one change at a time ──────► gain, interval ─► one recommendation, or none
     --workload FILE ─────────► World ──┘  fewer and fewer slots ─────► sandboxes per accelerator
-    RUN --set key=value --against RUN2 ─► predicted beside measured TTB
+    RUN --against RUN2 ──────► the world under RUN2's configuration ─► predicted beside measured TTB
 
 Law: the journal and the configuration go in, nothing of the run is changed. A plan whose reproduction is off says so.
 """
@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.bench.plan_draws import Draws, drawing
+from muster.bench.plan_draws import Draws, Work, drawing
 from muster.bench.plan_words import Slots, planned, predicted, sandboxes_sentence
-from muster.bench.plan_worlds import Base, base_of, declared
+from muster.bench.plan_worlds import Base, base_of, config_of, declared
 from muster.bench.result import BenchResult
 from muster.errors import UserError
 from muster.journal import Journal
@@ -45,7 +45,8 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
     """What to plan. `what`: changes of the user's own, each alone, in the place of the usual ones. `settings`: all
-    together one configuration, whose TTB is predicted, and compared with that of the run in `against`.
+    together one configuration, whose TTB is predicted. `against`: a run whose TTB is predicted from its configuration,
+    and compared with what it took.
 
     Example: `PlanOptions(run=Path("runs/a"), what=("schedule.slots=128",), seeds=5)`
     """
@@ -65,7 +66,7 @@ def plan(options: PlanOptions, say: Say) -> BenchResult:
     base = _base(options)
     for note in base.notes:
         say(f"note: {note}")
-    with drawing(base.groups, jobs=options.jobs) as draws:
+    with drawing(Work(groups=base.groups, shared_cores=base.shared_cores), jobs=options.jobs) as draws:
         if options.settings or options.against:
             return _prediction(base, options, draws, say)
         return _plan(base, options, draws, say)
@@ -141,13 +142,18 @@ def _slots(base: Base, draws: Draws, say: Say) -> Slots:
 def _prediction(base: Base, options: PlanOptions, draws: Draws, say: Say) -> BenchResult:
     """One changed configuration, beside the run that was made with it."""
     reproduction = _reproduced(base, draws, say)
+    assert base.measured is not None, "only a run is compared with another"
     seen: Measured | None = None
-    if options.against is not None:
+    if options.against is None:
+        like = base.measured
+        change = base.changed(options.settings, batches=like.batches)
+    else:
         with Journal.open(options.against / JOURNAL) as journal:
-            seen = measured(journal)
-    like = seen or base.measured
-    assert like is not None, "only a run is compared with another"
-    change = base.changed(options.settings, batches=like.batches)
+            like = seen = measured(journal)
+            other = config_of(journal, source=str(options.against))
+        change = base.like(other, name=options.against.name, batches=like.batches)
+        if options.settings and change.world != base.changed(options.settings, batches=like.batches).world:
+            raise UserError(f"{options.against}: was not made with --set {' --set '.join(options.settings)} alone")
     after = _finished(draws.outcomes(change.world, options.seeds, skipped=like.skipped))
     return predicted(base, change, after, reproduction, seen)
 

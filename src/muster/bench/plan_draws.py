@@ -17,11 +17,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from muster.errors import MusterError
-from muster.journal import BatchRow, Journal, LaunchRow, TrajectoryRow
+from muster.journal import BatchRow, DeviceRow, Journal, LaunchRow, TrajectoryRow
 from muster.sim.collection import Collected, World, number_of, simulate
 from muster.sim.fit_programs import Groups, draw
-from muster.sim.planner import Outcome, devices
+from muster.sim.planner import Outcome, at_least, devices
 from muster.sim.workload import Program, group_programs
+from muster.types import DeviceState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What is played, and on what. `groups`: recorded ones to draw from; None: what each world declares.
+
+    shared_cores: engines and trainer are processes of one machine, each of which takes all of its cores.
+    """
+
+    groups: Groups | None = None
+    shared_cores: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +45,15 @@ class Task:
     skipped: int
 
 
+_IDLE = frozenset({DeviceState.IDLE, DeviceState.BATCH_WAIT, DeviceState.PUBLISH_PAUSE, DeviceState.LOADING})
+"""States in which a device takes no processor; an engine's pause is the trainer's publication, counted there."""
+
 Failed = str
 """Why a world could not be simulated to its end."""
 
 
 class Draws:
-    """Example: `with drawing(groups, jobs=2) as draws: outcomes = draws.outcomes(world, 5, skipped=3)`"""
+    """Example: `with drawing(work, jobs=2) as draws: outcomes = draws.outcomes(world, 5, skipped=3)`"""
 
     def __init__(self, run: Callable[[list[Task]], Iterator[Outcome | Failed]]) -> None:
         self._run = run
@@ -58,27 +73,26 @@ class Draws:
 
 
 @contextmanager
-def drawing(groups: Groups | None, *, jobs: int = 0) -> Iterator[Draws]:
-    """`groups`: recorded ones to draw from; None: what each world declares. `jobs`: processes; 0: one for each core,
-    1: this one."""
+def drawing(work: Work, *, jobs: int = 0) -> Iterator[Draws]:
+    """`jobs`: processes; 0: one for each core, 1: this one."""
     jobs = jobs or os.cpu_count() or 1
     if jobs == 1:
-        yield Draws(lambda tasks: map(_Worker(groups), tasks))
+        yield Draws(lambda tasks: map(_Worker(work), tasks))
         return
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
         try:
-            yield Draws(lambda tasks: pool.map(_Worker(groups), tasks))
+            yield Draws(lambda tasks: pool.map(_Worker(work), tasks))
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def play(groups: Groups | None, task: Task) -> Outcome | Failed:
+def play(work: Work, task: Task) -> Outcome | Failed:
     """One draw in one world, in this process."""
     world, number = task.world, task.number
-    drawn = None if groups is None else draw(groups, number, world.schedule.group_size)
+    groups = None if work.groups is None else draw(work.groups, number, world.schedule.group_size)
     try:
-        collected = simulate(world, number, groups=drawn)
+        collected = simulate(world, number, groups=groups)
     except MusterError as error:
         return str(error)
     except BaseExceptionGroup as error:
@@ -87,17 +101,18 @@ def play(groups: Groups | None, task: Task) -> Outcome | Failed:
             raise
         return str(stopped.exceptions[0])
     with collected.journal as journal:
-        return _outcome(journal, collected, drawn, task.skipped)
+        outcome = _outcome(journal, collected, groups, task.skipped)
+        return at_least(outcome, _busy_s(journal, task.skipped)) if work.shared_cores else outcome
 
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
     """What a worker process does with a task."""
 
-    groups: Groups | None
+    work: Work
 
     def __call__(self, task: Task) -> Outcome | Failed:
-        return play(self.groups, task)
+        return play(self.work, task)
 
 
 def _outcome(journal: Journal, collected: Collected, groups: Groups | None, skipped: int) -> Outcome:
@@ -112,6 +127,14 @@ def _outcome(journal: Journal, collected: Collected, groups: Groups | None, skip
         device_s=devices(world) * float(np.mean(ttb_s)),
         length_ratio=_length_ratio(journal, collected, groups),
     )
+
+
+def _busy_s(journal: Journal, skipped: int) -> float:
+    """Seconds a batch in which some engine computed, and in which the trainer did anything, added up."""
+    batches = journal.rows(BatchRow)[skipped:]
+    start, end = batches[0].opened_at, batches[-1].ready_at
+    rows = [r for r in journal.rows(DeviceRow) if DeviceState(r.state) not in _IDLE]
+    return sum(max(0.0, min(r.end, end) - max(r.start, start)) for r in rows) / len(batches)
 
 
 def _length_ratio(journal: Journal, collected: Collected, groups: Groups | None) -> float:

@@ -18,13 +18,14 @@ from pydantic import ValidationError
 from muster.config import RunConfig, assign, overridden, validate
 from muster.engine.emulated.presets import preset
 from muster.errors import ConfigError, UserError
-from muster.journal import DeviceRow, Journal
+from muster.journal import Journal
 from muster.sim.collection import World
 from muster.sim.fit_programs import Groups
-from muster.sim.fit_run import RECENT, SETTLED, TRAINER, fit_run
+from muster.sim.fit_run import RECENT, SETTLED, fit_run
 from muster.sim.fit_world import Fitted, Measured, Setup
 from muster.sim.planner import Change
 
+ONE_MACHINE = "engine and trainer share this machine's cores: what they would do at once is taken to take turns"
 ENOUGH = 1024
 """Trajectories of a simulation that say how long its batches take."""
 
@@ -42,7 +43,7 @@ class Base:
     groups: Groups | None = None
     config: RunConfig | None = None
     fitted: Fitted | None = None
-    replicas: int = 1
+    shared_cores: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -70,18 +71,22 @@ class Base:
             raise ConfigError(f"{name}: changes nothing in the simulation")
         return Change(name=name, says=f"set {', '.join(settings)}", world=changed)
 
+    def like(self, other: RunConfig, *, name: str, batches: int) -> Change:
+        """The world under another run's configuration."""
+        assert self.fitted is not None, "a declared world is like no run"
+        return Change(name=name, says=f"do as {name} did", world=self.fitted.world(Setup.of(other), batches=batches))
+
     def _configured(self, settings: Sequence[str], batches: int) -> World:
         if self.config is None or self.fitted is None:
             return self.world
         config = overridden(self.config, settings) if settings else self.config
-        return self.fitted.world(Setup.of(config, self.replicas), batches=batches)
+        return self.fitted.world(Setup.of(config), batches=batches)
 
 
 def base_of(journal: Journal, *, source: str, engine: str | None = None) -> Base:
     """A run. `engine`: a preset or a file instead of a fit. Raises `UserError`."""
-    config = validate(journal.meta()["config"], source=source)
-    replicas = len({row.device for row in journal.rows(DeviceRow)} - {TRAINER}) or 1
-    setup = Setup.of(config, replicas)
+    config = config_of(journal, source=source)
+    setup = Setup.of(config)
     try:
         fitted = fit_run(journal, setup, engine=preset(engine) if engine else None)
     except UserError as error:
@@ -93,9 +98,14 @@ def base_of(journal: Journal, *, source: str, engine: str | None = None) -> Base
         groups=fitted.groups,
         config=config,
         fitted=fitted,
-        replicas=replicas,
-        notes=(*fitted.notes, "trainer and engine are simulated as if neither slowed the other down"),
+        shared_cores=engine is None,
+        notes=(*fitted.notes, *([] if engine else [ONE_MACHINE])),
     )
+
+
+def config_of(journal: Journal, *, source: str) -> RunConfig:
+    """What the run was configured with. Raises `ConfigError`."""
+    return validate(journal.meta()["config"], source=source)
 
 
 def _counted(setup: Setup) -> int:

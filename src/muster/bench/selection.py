@@ -73,12 +73,14 @@ class Selected:
     virtual_s: float
 
 
-def run_selection_bench(say: Callable[[str], object], *, repetitions: int = 2, seed: int = 0) -> BenchResult:
+def run_selection_bench(
+    say: Callable[[str], object], *, repetitions: int = 2, seed: int = 0, steps: int = STEPS
+) -> BenchResult:
     """Every policy on the programs of `repetitions` seeds; means are shown."""
     rows: list[dict[str, str | int | float]] = []
     means: dict[str, Selected] = {}
     for name in POLICIES:
-        means[name] = _mean([selected(name, seed + i) for i in range(repetitions)])
+        means[name] = _mean([selected(name, seed + i, steps=steps) for i in range(repetitions)])
         rows.append(_row(name, means[name]))
         say(f"{name}: length ratio {means[name].ratio:.3f}, in truth {means[name].true_ratio:.3f}")
     cohort, stale = means["cohort"], means["drop-stale"]
@@ -105,16 +107,16 @@ def run_selection_bench(say: Callable[[str], object], *, repetitions: int = 2, s
             "repetitions": repetitions,
             "seed": seed,
             "live": LIVE,
-            "steps": STEPS,
+            "steps": steps,
             "drop_lag": DROP_LAG,
             "true_inclusion": {name: m.true_inclusion for name, m in means.items()},
         },
     )
 
 
-def selected(policy: str, seed: int) -> Selected:
+def selected(policy: str, seed: int, *, steps: int = STEPS) -> Selected:
     """Live one policy, and read its ledger."""
-    collected = simulate(world(policy), seed)
+    collected = simulate(world(policy, steps), seed)
     with collected.journal as journal:
         record = read(journal)
     ledger = bias(record)
@@ -131,7 +133,7 @@ def selected(policy: str, seed: int) -> Selected:
     )
 
 
-def world(policy: str) -> World:
+def world(policy: str, steps: int) -> World:
     """Slots are short, an engine is not, and the trainer is half as busy as the rollouts."""
     engine = EmulatedEngineConfig(
         timing=EngineTiming(step_s=0.02, prefill_s=1e-5),
@@ -146,7 +148,7 @@ def world(policy: str) -> World:
         fleet=FleetWorld(replicas=1, engine=engine),
         sandboxes=SandboxWorld(slots=2 * LIVE),
         schedule=SchedulerConfig.model_validate({**schedule, **POLICIES[policy]}),
-        training=TrainingWorld(steps=STEPS, step_s=8.0),
+        training=TrainingWorld(steps=steps, step_s=8.0),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from muster.bench import ttb, ttb_grid, ttb_words
+from muster.bench import ttb, ttb_grid, ttb_real_table, ttb_words
 from muster.bench.result import BenchResult
 from muster.bench.ttb_declaration import BUILT_IN, read
 from muster.bench.ttb_real import read_config, run_real
@@ -63,5 +63,5 @@ def _real(file: Path, repetitions: int | None, console: Console) -> BenchResult:
     if repetitions:
         config = config.model_copy(update={"runs": repetitions})
     result = run_real(read(file), config, say=lambda line: console.print(line, markup=False, soft_wrap=True))
-    console.print(result.table())
+    ttb_real_table.render(result, console)
     return result

@@ -154,7 +154,7 @@ def _lengths(collected: Collected, record: Record) -> tuple[Floats, Floats]:
 
 def _inclusion(dispatched: Floats) -> tuple[float, ...]:
     ordered = dispatched[np.argsort(np.abs(dispatched), kind="stable")]
-    return tuple(float((part > 0).mean()) for part in np.array_split(ordered, 10))
+    return tuple(float((part > 0).mean()) for part in np.array_split(ordered, min(10, len(ordered))))
 
 
 def _states(record: Record) -> dict[DeviceState, float]:

@@ -51,12 +51,21 @@ def measure_constants(world: World, groups: Groups, seed: int, place: Place) -> 
         schedule={"groups_per_batch": len(probed)}, sandboxes={"times": without_overhead(world.sandboxes.times)}
     )
     real, planned = collect_real(small, probed, seed, place), simulate(small, seed, groups=probed)
+    try:
+        return constants_of(real.journal, planned.journal, probed, boot_s=real.boot_s)
+    finally:
+        real.journal.close()
+        planned.journal.close()
+
+
+def constants_of(real: Journal, planned: Journal, probed: Groups, *, boot_s: float) -> Constants:
+    """What `real` took longer than `planned`, both of the attempts in `probed`."""
     turns = sum(len(program.turns) for siblings in probed for program in siblings)
     attempts = sum(map(len, probed))
     return Constants(
-        turn_s=max(0.0, _seconds(real.journal, _TURN) - _seconds(planned.journal, _TURN)) / turns,
-        boot_s=real.boot_s,
-        grade_s=max(0.0, _seconds(real.journal, _GRADING) - _seconds(planned.journal, _GRADING)) / attempts,
+        turn_s=max(0.0, _seconds(real, _TURN) - _seconds(planned, _TURN)) / turns,
+        boot_s=boot_s,
+        grade_s=max(0.0, _seconds(real, _GRADING) - _seconds(planned, _GRADING)) / attempts,
     )
 
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 from statistics import median
 
 from muster import clock
-from muster.bench import daemons
+from muster.bench.daemons import Unavailable, dockerd, import_base
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.docker.backend import DockerBackend
 from muster.types import ImageSpec, Limits
 
-STARTS = 5
+__all__ = ["Unavailable", "docker_start_s"]
+
+_STARTS = 5
 
 
 def docker_start_s() -> float:
-    """Seconds until a shell answers, one at a time; the median. Raises `daemons.Unavailable`."""
-    with daemons.dockerd() as host:
-        daemons.import_base(host)
+    """Seconds until a shell answers, one at a time; the median. Raises `Unavailable`."""
+    with dockerd() as host:
+        import_base(host)
         return clock.run(_starts(host))
 
 
@@ -28,7 +30,7 @@ async def _starts(host: str) -> float:
     try:
         image = await backend.prepare(ImageSpec())
         taken_s: list[float] = []
-        for _ in range(STARTS):
+        for _ in range(_STARTS):
             asked = clock.now()
             sandbox = await backend.fork(image, limits=Limits(), label="cold")
             await sandbox.run(":", SandboxConfig().start_timeout_s)

@@ -30,10 +30,9 @@ from muster.rollout.renderer import Renderer
 from muster.rollout.spans import SpanRecorder
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.deadlines import BoundedBackend, DeadlineConfig
-from muster.sandbox.docker.backend import DockerBackend
 from muster.sandbox.namespace import NamespaceBackend
 from muster.sandbox.pool import Pool
-from muster.sim.collection import NumberedTasks, World, loop, parts
+from muster.sim.collection import NumberedTasks, World, known, loop, parts
 from muster.sim.timed_sandbox import share
 from muster.types import Launch, Trajectory
 from muster.verifier.script import ScriptVerifier, VerifierConfig
@@ -45,11 +44,10 @@ _OUTPUT_BYTES = 1 << 20  # an observation is shown whole: its tokens are planned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where runs happen. `processes` serve the engines. `docker_host`: sandboxes are containers of that daemon."""
+    """Where runs happen, and how many processes serve the engines."""
 
     root: Path
     processes: int = 2
-    docker_host: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,8 @@ async def collect(world: World, groups: Groups, seed: int, place: Place) -> Real
         )
         cohort = NumberedTasks(lambda number: tasks[number % len(tasks)])
         driven = parts(world, journal, Paced(rollout=rollout, groups=groups), replicas, cohort)
-        orchestrator = Orchestrator(loop(world.training), driven, Standing(), directory=scratch, seed=seed)
+        standing = Standing(scheduler=known(world, seed) if world.epochs else None)
+        orchestrator = Orchestrator(loop(world.training), driven, standing, directory=scratch, seed=seed)
         started, machine, own_s = clock.now(), Busy.now(), clock.cpu_s()
         journal.record(SessionRow(id=1, started=started, pid=0))
         await orchestrator.run()
@@ -157,7 +156,6 @@ async def _pool(world: World, seed: int, place: Place) -> AsyncIterator[Pool]:
     sandboxes = world.sandboxes
     config = SandboxConfig(
         state_dir=place.root / "sandboxes",
-        docker_host=place.docker_host,
         slots=sandboxes.slots,
         warm=sandboxes.warm,
         verifier_slots=sandboxes.verifier_slots,
@@ -165,8 +163,7 @@ async def _pool(world: World, seed: int, place: Place) -> AsyncIterator[Pool]:
         output_cap_bytes=_OUTPUT_BYTES,
     )
     async with contextlib.AsyncExitStack() as stack:
-        backend = NamespaceBackend(config, run="ttb") if place.docker_host is None else DockerBackend(config, run="ttb")
-        bounded = BoundedBackend(backend, DeadlineConfig())
+        bounded = BoundedBackend(NamespaceBackend(config, run="ttb"), DeadlineConfig())
         declared = DeclaredBackend(bounded, sandboxes.times, share=lambda name: share(seed, name))
         stack.push_async_callback(declared.close)
         pool = Pool(declared, config)

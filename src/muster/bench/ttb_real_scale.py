@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,7 +21,7 @@ from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.timing import EngineTiming
 from muster.sim.collection import World
 from muster.sim.timed_sandbox import SandboxTimes
-from muster.sim.workload import Lognormal, PlannedTurn, Program
+from muster.sim.workload import Lognormal, PlannedTurn, Program, WorkloadConfig
 
 
 class Scale(BaseModel):
@@ -42,7 +43,7 @@ def scaled_world(world: World, scale: Scale, groups: Groups) -> World:
     engine = scaled_engine(world.fleet.config(), scale, longest=max(p.final_tokens for g in groups for p in g))
     concurrency = world.schedule.concurrency
     return world.with_(
-        workload={"max_context_tokens": engine.max_model_len - 1, "prompt_tokens": Lognormal(median=1, cap=1)},
+        workload=_workload(world.workload, scale),
         fleet={"engine": engine, "overrides": {}},
         sandboxes={"times": _times(world.sandboxes.times, scale)},
         schedule={
@@ -85,17 +86,30 @@ def scaled_engine(engine: EmulatedEngineConfig, scale: Scale, *, longest: int) -
     )
 
 
-def _times(times: SandboxTimes, scale: Scale) -> SandboxTimes:
-    def shorter(drawn: Lognormal) -> Lognormal:
-        return Lognormal(median=drawn.median / scale.time, sigma=drawn.sigma, cap=drawn.cap / scale.time)
+def _workload(workload: WorkloadConfig, scale: Scale) -> dict[str, Any]:
+    """Its distributions; of its programs only those of earlier epochs are drawn from them, to be remembered."""
+    return {
+        "prompt_tokens": _smaller(workload.prompt_tokens, scale.tokens),
+        "reply_tokens": _smaller(workload.reply_tokens, scale.tokens),
+        "observation_tokens": _smaller(workload.observation_tokens, scale.tokens),
+        "max_context_tokens": max(16, int(workload.max_context_tokens / scale.tokens)),
+        "tool_s": _smaller(workload.tool_s, scale.time),
+        "verify_s": _smaller(workload.verify_s, scale.time),
+    }
 
+
+def _times(times: SandboxTimes, scale: Scale) -> SandboxTimes:
     return SandboxTimes(
-        image_s=shorter(times.image_s),
-        boot_s=shorter(times.boot_s),
+        image_s=_smaller(times.image_s, scale.time),
+        boot_s=_smaller(times.boot_s, scale.time),
         command_s=times.command_s / scale.time,
         snapshot_s=times.snapshot_s / scale.time,
         stop_s=times.stop_s / scale.time,
     )
+
+
+def _smaller(drawn: Lognormal, factor: float) -> Lognormal:
+    return Lognormal(median=drawn.median / factor, sigma=drawn.sigma, cap=drawn.cap / factor)
 
 
 def _program(program: Program, scale: Scale) -> Program:

@@ -90,12 +90,20 @@ class Fleet:
 
     async def score(self, tokens: Ints, *, temperature: float) -> Scores:
         """By the first replica that serves."""
-        return await (await self._serving()).score(tokens, temperature=temperature)
+        while True:
+            member = await self._serving()
+            try:
+                return await member.score(tokens, temperature=temperature)
+            except EngineError:
+                await member.ask(self._config.probe_timeout_s)
+                if member.health.serves:  # the request is wrong, not the replica
+                    raise
 
     async def statistics(self) -> EngineStatistics:
         """All replicas that serve as one: counters are sums, the version is theirs. Device intervals stay with each."""
-        first = await self._serving()
-        all = [await m.look() for m in self.replicas if m.health.serves] or [await first.look()]
+        await asyncio.gather(*[m.ask(self._config.probe_timeout_s) for m in self.replicas if m.health.serves])
+        await self._serving()
+        all = [m.limits for m in self.replicas if m.health.serves and m.limits is not None]
         return EngineStatistics(
             replica="fleet",
             version=self._expected or all[0].version,

@@ -78,14 +78,15 @@ class DropRow:
     id: str
     reason: str
     at: float
-    sampled_tokens: int = 0
+    sampled_tokens: int = 0  # for this launch
+    kept_tokens: int = 0  # that it had taken over from a keep point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepRow:
     """Where a sibling that is lost goes on: the last keep point of its attempts. Gone once it has ended.
 
-    own_s: of the model's time budget, in seconds.
+    task_digest: of the task as it was. own_s: of the model's time budget, in seconds.
     own_tokens: sampled by `launch` itself up to there, without those of a point that it continued from.
     previous: the snapshot that this one replaces, given back once this row is committed.
     lost: attempts that went on from here and were lost before their next keep point.
@@ -96,6 +97,7 @@ class KeepRow:
     launch: str
     at: float
     snapshot: str
+    task_digest: str
     own_s: float
     own_tokens: int
     turns: list[dict[str, Any]]

@@ -216,13 +216,14 @@ class Journal:
         self.record(row, *spans)
 
     def record_kept(self, launch: Launch, kept: Kept, *, own_tokens: int, previous: str | None, at: float) -> None:
-        """Commit where the sibling of `launch` goes on if it is lost, in place of where it would have gone on before."""
+        """Commit where the sibling of `launch` goes on if it is lost, in place of where it would have before."""
         row = KeepRow(
             group_id=launch.group_id,
             sibling=launch.sibling,
             launch=kept.launch,
             at=at,
             snapshot=kept.snapshot,
+            task_digest=launch.task.digest,
             own_s=kept.own_s,
             own_tokens=own_tokens,
             turns=_turns(kept.turns),

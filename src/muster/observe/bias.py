@@ -25,6 +25,7 @@ import numpy as np
 from muster.journal import BatchRow, DropRow, SpanRow, TrajectoryRow
 from muster.observe.outcomes import GRADED
 from muster.observe.record import Record
+from muster.rollout.keeping import kept_tokens, kept_turns
 from muster.types import Stage, Verdict
 
 ENDED_WITH_ITS_PROCESS = ("stopped", "interrupted")
@@ -63,7 +64,8 @@ class Comparison:
 class Bias:
     """`inclusion`: share trained per decile of length, shortest first; empty with fewer than ten trajectories.
 
-    Discarded work: groups and trajectories by reason, and the sampled tokens they had cost.
+    Discarded work: groups and trajectories by reason, and the sampled tokens they had cost. Tokens up to a keep point
+    count once, with the attempt that went on from there.
     """
 
     run: Comparison
@@ -90,6 +92,7 @@ def bias(record: Record) -> Bias:
     graded = [t for t in record.trajectories.values() if t.purpose == "train" and t.verdict in GRADED]
     ungraded = [t for t in record.trajectories.values() if t.purpose == "train" and t.verdict not in GRADED]
     drops = [d for d in record.drops.values() if _is_training(record, d.id)]
+    twice = sum(kept_tokens(t.evidence) for t in (*graded, *ungraded))  # in the lost attempt's row as well
     work = {w.id: w for w in (*(_graded(t, record.spans) for t in graded), *_cancelled(drops, graded, record))}
     by_submission = _by_submission(record, work.values())
     trained = {member for batch in record.trained for member in batch.members}
@@ -107,17 +110,22 @@ def bias(record: Record) -> Bias:
             Counter(g.drop_reason or "no reason given" for g in record.groups.values() if g.state == "dropped")
         ),
         discarded_trajectories=dict(Counter(d.reason for d in drops)),
-        discarded_tokens=sum(t.sampled_tokens for t in (*discarded, *ungraded)) + sum(d.sampled_tokens for d in drops),
-        sampled_tokens=sum(t.sampled_tokens for t in (*graded, *ungraded)) + sum(d.sampled_tokens for d in drops),
+        discarded_tokens=_tokens((*discarded, *ungraded, *drops)) - twice,
+        sampled_tokens=_tokens((*graded, *ungraded, *drops)) - twice,
     )
 
 
+def _tokens(rows: Iterable[TrajectoryRow | DropRow]) -> int:
+    return sum(row.sampled_tokens for row in rows)
+
+
 def _graded(trajectory: TrajectoryRow, spans: Mapping[str, Sequence[SpanRow]]) -> _Work:
+    before_s = sum(turn["duration_s"] for turn in trajectory.turns[: kept_turns(trajectory.evidence)])
     return _Work(
         id=trajectory.id,
         group_id=trajectory.group_id,
         tokens=trajectory.sampled_tokens,
-        tool_s=sum(s.end - s.start for s in spans.get(trajectory.id, ()) if s.stage == Stage.TOOL),
+        tool_s=before_s + sum(s.end - s.start for s in spans.get(trajectory.id, ()) if s.stage == Stage.TOOL),
         solved=trajectory.verdict == Verdict.SUCCESS,
     )
 
@@ -128,8 +136,9 @@ def _cancelled(drops: Iterable[DropRow], graded: Iterable[TrajectoryRow], record
     means_N = np.cumsum(lengths_N[::-1])[::-1] / np.arange(len(lengths_N), 0, -1)  # from each one on
     for drop in drops:
         if drop.reason not in ENDED_WITH_ITS_PROCESS:
-            further = int(np.searchsorted(lengths_N, drop.sampled_tokens, side="right"))
-            tokens = float(means_N[further]) if further < len(means_N) else drop.sampled_tokens
+            reached = drop.sampled_tokens + drop.kept_tokens
+            further = int(np.searchsorted(lengths_N, reached, side="right"))
+            tokens = float(means_N[further]) if further < len(means_N) else reached
             yield _Work(id=drop.id, group_id=record.launches[drop.id].group_id, tokens=tokens)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from muster.journal import GroupRow, Journal, Purpose, TrajectoryRow
 from muster.observe.record import Record, read
+from muster.rollout.keeping import kept_turns
 from muster.types import Cause, Verdict
 
 GRADED = (Verdict.SUCCESS, Verdict.FAILURE)
@@ -26,13 +27,17 @@ FLAGGED = (Cause.TAMPERED, Cause.SANDBOX_DESTROYED_BY_AGENT, Cause.VERIFIER_BROK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
-    """One purpose's launches. `causes` counts ended trajectories by (verdict, cause)."""
+    """One purpose's launches. `causes` counts ended trajectories by (verdict, cause).
+
+    `continued`: those of them that went on from the keep point of one that was lost.
+    """
 
     purpose: Purpose
     launched: int
     causes: Mapping[tuple[Verdict, str], int]
     dropped: Mapping[str, int]  # reason -> count
     unfinished: int
+    continued: int = 0
 
     @property
     def ended(self) -> int:
@@ -100,6 +105,7 @@ def outcomes(record: Record, purpose: Purpose) -> Outcomes:
         causes=dict(Counter((Verdict(t.verdict), t.cause) for t in ended)),
         dropped=dict(Counter(d.reason for d in dropped)),
         unfinished=len(launched - known),
+        continued=sum(kept_turns(t.evidence) > 0 for t in ended),
     )
 
 

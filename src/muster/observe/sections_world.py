@@ -55,6 +55,9 @@ def _outcomes(counts: Outcomes) -> Table:
         (str(verdict), cause.replace("_", " "), words.number(n), words.percent(n / counts.ended))
         for (verdict, cause), n in ordered
     ]
+    if counts.continued:
+        share = words.percent(counts.continued / counts.ended)
+        rows.append(("of these", "went on from a keep point", words.number(counts.continued), share))
     rows += [("dropped", reason.replace("_", " "), words.number(n), "") for reason, n in counts.dropped.items()]
     if counts.unfinished:
         rows.append(("unfinished", "live or interrupted", words.number(counts.unfinished), ""))

@@ -54,10 +54,7 @@ class Dispatcher:
             self._journal.record_trajectory(trajectory, sibling=launch.sibling, purpose=purpose)
         except asyncio.CancelledError:
             reason = self._reasons.pop(launch.id, None)
-            dropped = DropRow(
-                id=launch.id, reason=reason or "stopped", at=clock.now(), sampled_tokens=spans.sampled_tokens
-            )
-            self._journal.record(dropped)
+            self._journal.record(_drop_row(launch, reason or "stopped", spans))
             if keeps is not None:
                 keeps.cancelled(launch, given_up=reason is not None)
             raise
@@ -92,6 +89,16 @@ class Dispatcher:
 def derived_seed(seed: int, name: str) -> int:
     """A seed of its own for each name, the same in every process."""
     return zlib.crc32(f"{seed}/{name}".encode())
+
+
+def _drop_row(launch: Launch, reason: str, spans: SpanRecorder) -> DropRow:
+    return DropRow(
+        id=launch.id,
+        reason=reason,
+        at=clock.now(),
+        sampled_tokens=spans.sampled_tokens,
+        kept_tokens=launch.kept.sampled_tokens if launch.kept else 0,
+    )
 
 
 def _launch_row(launch: Launch, now: float, purpose: Purpose) -> LaunchRow:

@@ -32,6 +32,11 @@ class Odometer:
         self._largest = 0.0
 
     @property
+    def version(self) -> int:
+        """The newest version that it knows of."""
+        return len(self._measured) - 1
+
+    @property
     def largest(self) -> float:
         """The longest step that was measured; 0 before the first."""
         return self._largest

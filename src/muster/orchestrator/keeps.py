@@ -32,7 +32,7 @@ class Keeps:
 
     every_s: the model's own time from one keep point to the next; 0: none are made, those of before are still used.
 
-    Example: `keeps = Keeps(journal, pool.backend, 30.0)`, then `Rollout(..., keeper=keeps)`, `Dispatcher(..., keeps=keeps)`
+    Example: `keeps = Keeps(journal, pool.backend, 30.0)`; `Rollout(..., keeper=keeps)`; `Dispatcher(..., keeps=keeps)`
     """
 
     def __init__(self, journal: Journal, backend: SandboxBackend, every_s: float) -> None:
@@ -75,6 +75,8 @@ class Keeps:
         if row is None:
             return launch
         kept = row.kept()
+        if row.task_digest != launch.task.digest:
+            return self._relaunched(launch, row, "its task has changed")
         if not fresh(kept.oldest_version):
             return self._relaunched(launch, row, "its keep point is too stale for the next batch")
         if await self._backend.restore(kept.snapshot) is None:

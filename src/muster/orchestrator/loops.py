@@ -308,8 +308,8 @@ class Orchestrator:
         return batch
 
     async def _refused(self, batch: Batch) -> bool:
-        """Look once more at what is stale in it, now that the policy has moved, and measure it exactly if so configured:
-        a batch with a group over a limit is given back, and filled again.
+        """Look once more at what is stale in it, now that the policy has moved, and measure it exactly if configured so.
+        A batch with a group over a limit is given back, and filled again.
         """
         refused = self._p.scheduler.stale(batch)
         limit, doubtful = self._p.divergence_limit, staleness.suspects(batch)
@@ -368,6 +368,7 @@ class Orchestrator:
         self._changed.fire()
 
     async def _evaluate(self) -> None:
+        await self._look_at_engines()
         if self._delivery.strayed:
             await self._publish_again()
         self._device.enter(DeviceState.EVALUATE)

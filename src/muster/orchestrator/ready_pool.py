@@ -30,6 +30,8 @@ class ReadyPool:
         self._freshness = freshness
         self._groups: dict[int, ReadyGroup] = {}  # by submission
         self._oldest: dict[int, int | None] = {}  # version of the group's oldest token; None: nothing sampled
+        self._unseen: list[int] = []  # submissions that were added since the last look for stale ones
+        self._seen_at: tuple[int, int] | None = None  # step and version of the odometer at that look
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -42,6 +44,7 @@ class ReadyPool:
     def add(self, group: ReadyGroup) -> None:
         assert group.submission not in self._groups, f"group {group.id} is in the pool already"
         self._groups[group.submission] = group
+        self._unseen.append(group.submission)
         oldest = oldest_version(group.fresh, default=-1)
         self._oldest[group.submission] = oldest if oldest >= 0 else None
 
@@ -52,7 +55,10 @@ class ReadyPool:
     def expire(self, step: int) -> list[tuple[ReadyGroup, StaleReason]]:
         """Remove and return the groups too stale for batch `step`, oldest first, each with the reason."""
         stale: list[tuple[ReadyGroup, StaleReason]] = []
-        for submission in sorted(self._groups):
+        now = step, self._freshness.odometer.version
+        unseen = self._unseen if now == self._seen_at else list(self._groups)
+        self._seen_at, self._unseen = now, []
+        for submission in sorted(unseen):
             oldest = self._oldest[submission]
             reason = self._freshness.verdict(step if oldest is None else oldest, step)
             if reason is not None:
@@ -74,6 +80,8 @@ class ReadyPool:
 
     def _take(self, submission: int) -> ReadyGroup:
         del self._oldest[submission]
+        if submission in self._unseen:
+            self._unseen.remove(submission)
         return self._groups.pop(submission)
 
     def _reach(self, oldest_open: int | None, open_groups: int) -> float:

@@ -90,6 +90,11 @@ def kept_tokens(evidence: Mapping[str, Any]) -> int:
     return int(evidence.get(CONTINUED, {}).get("sampled_tokens", 0))
 
 
+def kept_turns(evidence: Mapping[str, Any]) -> int:
+    """Turns that it took over."""
+    return int(evidence.get(CONTINUED, {}).get("turns", 0))
+
+
 def own_tokens(trajectory: Trajectory) -> int:
     """Tokens that were sampled for this attempt itself: over all launches they add up without counting any twice."""
     return trajectory.sampled_tokens - kept_tokens(trajectory.outcome.evidence)

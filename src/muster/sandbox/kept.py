@@ -101,7 +101,7 @@ def needed_layers(directory: Path) -> frozenset[Path]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """What a file says, while it holds."""
-    with suppress(OSError, ValueError, KeyError):
+    with suppress(OSError, ValueError, KeyError, TypeError):
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if state["boot"] == _boot() and clock.now() < state["until"]:
             return state

@@ -14,8 +14,8 @@ until the sandbox is ready, x of its own commands, v of verification), S sandbox
     boot     max over j of (j-1) / boot rate + the j-th longest path        longest first is optimal (Jackson 1955)
     cpu      Σcpu / cores
 
-What the engine adds depends on what is known of it. Rates alone, r1 and P1 of a single stream (decode, prefill), R and P
-of all engines saturated, M tokens of cache:
+What the engine adds depends on what is known of it. Rates alone, r1 and P1 of a single stream (decode, prefill), R and
+P of all engines saturated, M tokens of cache:
 
     thinking p/P1 + o/r1
     engine   max(Σo / R, Σp / P)

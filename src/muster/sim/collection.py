@@ -196,7 +196,7 @@ async def collect(world: World, seed: int, *, groups: Groups | None = None) -> C
     journal = Journal.in_memory(meta={"run": f"seed {seed}", "config": _config(world)})
     with TemporaryDirectory(prefix="muster-collect-") as directory:
         texts = Texts()
-        engine = world.fleet.config()
+        engine = world.fleet.config().model_copy(update={"logprobs": False})  # nobody reads them
         replicas = [EmulatedReplica(f"engine{i}", engine, policy=texts) for i in range(world.fleet.replicas)]
         fleet = Fleet(replicas, world.fleet.router)
         backend = TimedBackend(world.sandboxes.times, seed=seed)
@@ -213,7 +213,7 @@ async def collect(world: World, seed: int, *, groups: Groups | None = None) -> C
         )
         started = clock.now()
         journal.record(SessionRow(id=1, started=started, pid=0))
-        standing = Standing(scheduler=_known(world, seed) if world.epochs else None)
+        standing = Standing(scheduler=known(world, seed) if world.epochs else None)
         driven = parts(world, journal, attempts, replicas, NumberedTasks())
         await Orchestrator(loop(world.training), driven, standing, directory=Path(directory), seed=seed).run()
         await pool.close()
@@ -282,7 +282,7 @@ def _plan(world: World, seed: int, groups: Groups | None) -> Plan:
     return cache(lambda number: group_programs(world.workload, seed, number))
 
 
-def _known(world: World, seed: int) -> dict[str, Any]:
+def known(world: World, seed: int) -> dict[str, Any]:
     """The scheduler's state after earlier epochs: how long attempts at each task took, on engines with nothing else."""
     expectation = Expectation()
     engine = world.fleet.config()

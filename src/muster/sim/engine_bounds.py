@@ -14,10 +14,11 @@ a reply of o tokens, the last step of its prefill says the first token, and each
 **busy**: prefill and decode add up in a step's time, so all n replicas together need at least
 
     E + steps · step_s,   E = Σ row_s · rows + context_s · C + prefill_s · p + pair_s · pairs
-    steps ≥ max(Σrows / max_running, Σ(rows + p) / max_step_tokens, the most that one trajectory needs)
+    steps ≥ max(Σrows / max_running, Σ(rows + p) / max_step_tokens, the most that one trajectory needs,
+                Σ over rows of its context's own tokens / cache of a replica)      who decodes is in memory, all of it
 
-**joint**: a batch cannot be large and quick at once. With N steps in time T, D rows in step k, and w = row_s + context_s ·
-(its context) for a row, a step lasts at least step_s + Σw, so that
+**joint**: a batch cannot be large and quick at once. With N steps in time T, D rows in step k, and for each row
+w = row_s + context_s · (its context), a step lasts at least step_s + Σw, so that
 
     engine   n·T ≥ E + R + N · step_s
     lanes    L·T ≥ H + R + Σ_k D · (step_s + Σw) ≥ H + R + step_s · Σrows + (Σ√w)² / N        (Cauchy-Schwarz, twice)
@@ -174,7 +175,9 @@ class EngineWork:
         tokens = self.rows + float(self.turns.fresh_T.sum())
         own_tokens_T = self.turns.fresh_T - self.turns.shared_T
         own = self._by_trajectory(self.rows_T + np.ceil(own_tokens_T / self.server.max_step_tokens))
-        return max(self.rows / self.server.max_running, tokens / self.server.max_step_tokens, float(own.max()))
+        in_memory = self.pinned[0] / self.server.kv_capacity_tokens
+        by_rows, by_tokens = self.rows / self.server.max_running, tokens / self.server.max_step_tokens
+        return max(by_rows, by_tokens, in_memory, float(own.max()))
 
     @property
     def busy_s(self) -> float:

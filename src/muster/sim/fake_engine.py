@@ -146,6 +146,10 @@ class FakeReplica:
         """The next such call does its work and then fails."""
         self._unacknowledged.add(call)
 
+    @property
+    def serves(self) -> bool:
+        return self._dead is None and not self._stale
+
     # --- engine -------------------------------------------------------------------------------------
 
     async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:

@@ -1,17 +1,16 @@
-"""Replicas with the faults of a simulated world, and a fleet of them behind one engine port.
+"""Replicas with the faults of a simulated world.
 
     Agent ─► Fleet ─► FaultyReplica ─► FakeReplica ◄─ mishaps: crash … restart with old weights
                             ▲ stage, pause, commit, resume: slow, lost or doubled ◄─ Publisher
 
-Law: a request has a deadline, as every adapter's has, and fails as `EngineError`. A session stays with one replica; a
-new attempt may go to another. A replica that came back holds old weights, and serves nothing until a commit.
+Law: what fails, fails as `EngineError`, or never answers; the deadline is the fleet's. A replica that came back holds
+old weights, and serves nothing until a commit.
 """
 
 from __future__ import annotations
 
 import asyncio
-import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from muster import clock
@@ -21,7 +20,6 @@ from muster.sim.chaos import Chaos, Fault
 from muster.sim.fake_engine import FakeReplica
 from muster.types import Completion, Ints, Publication, Sampling, Session, Version
 
-REQUEST_TIMEOUT_S = 1800.0
 MISHAP_EVERY_S = 1800.0
 MISHAPS_UNTIL_S = 6 * 3600.0  # after which even the unluckiest world gets its work done
 
@@ -80,30 +78,3 @@ class FaultyReplica:
                     self.inner.crash()
                     await clock.sleep(float(down_s))
                     self.inner.restart()
-
-
-class Fleet:
-    """Implements `engine.port.Engine` over several replicas."""
-
-    def __init__(self, replicas: Sequence[FaultyReplica], chaos: Chaos) -> None:
-        self._replicas = tuple(replicas)
-        self._chaos = chaos
-
-    async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
-        replica = self._replicas[zlib.crc32(session.id.encode()) % len(self._replicas)]
-        try:
-            async with clock.timeout(REQUEST_TIMEOUT_S):
-                return await replica.generate(tokens, sampling, session)
-        except TimeoutError:
-            self._chaos.sabotage(session.id)
-            raise EngineError(f"{replica.name}: no answer within {REQUEST_TIMEOUT_S:g} s") from None
-        except EngineError:
-            self._chaos.sabotage(session.id)
-            raise
-
-    async def score(self, tokens: Ints, *, temperature: float) -> Scores:
-        return await self._replicas[0].score(tokens, temperature=temperature)
-
-    async def statistics(self) -> EngineStatistics:
-        """Of the replica that holds the newest weights."""
-        return max([await r.statistics() for r in self._replicas], key=lambda s: s.version.number)

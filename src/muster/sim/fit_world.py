@@ -15,6 +15,7 @@ import numpy as np
 from muster.config import RunConfig
 from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.timing import EngineTiming
+from muster.engine.router import RouterConfig
 from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.loops import LoopConfig
 from muster.publish.publisher import PublisherConfig
@@ -35,13 +36,14 @@ class Setup:
     publisher: PublisherConfig
     limits: EmulatedEngineConfig
     replicas: int
+    router: RouterConfig
     slots: int
     warm: int
     verifier_slots: int
     boots_per_s: float | None = None
 
     @classmethod
-    def of(cls, config: RunConfig, replicas: int = 1) -> Setup:
+    def of(cls, config: RunConfig) -> Setup:
         engine = config.engine
         return cls(
             schedule=config.schedule,
@@ -56,7 +58,8 @@ class Setup:
                 kv_capacity_tokens=engine.kv_capacity_tokens,
                 block_tokens=8,
             ),
-            replicas=replicas,
+            replicas=engine.replicas,
+            router=config.router,
             slots=config.sandbox.slots,
             warm=config.sandbox.warm,
             verifier_slots=config.sandbox.verifier_slots,
@@ -117,7 +120,7 @@ class Fitted:
                 prompt_tokens=Lognormal(median=1.0, cap=1.0),
                 max_context_tokens=engine.max_model_len,
             ),
-            fleet=FleetWorld(replicas=setup.replicas, engine=engine),
+            fleet=FleetWorld(replicas=setup.replicas, engine=engine, router=setup.router),
             sandboxes=SandboxWorld(
                 slots=setup.slots,
                 warm=setup.warm,

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from muster.engine.port import Engine
+from muster.engine.fleet import Fleet
+from muster.engine.port import Engine, Replica
+from muster.engine.router import RouterConfig
 from muster.journal import Journal
 from muster.metrics import Metrics
 from muster.orchestrator.config import SchedulerConfig
@@ -38,12 +40,12 @@ from muster.sim.fake_engine import FakeRates, FakeReplica
 from muster.sim.fake_sandbox import FakeBackend, FakeDisk
 from muster.sim.fake_trainer import FakeTrainer, FakeTrainerConfig
 from muster.sim.fake_verifier import FakeVerifier, FakeVerifierFaults
-from muster.sim.faulty_engine import FaultyReplica, Fleet
+from muster.sim.faulty_engine import FaultyReplica
 from muster.sim.faulty_sandbox import FaultyBackend
 from muster.sim.laws import MAX_TOKENS_PER_TURN, REFERENCE_TOKENS_PER_S, Law, Laws
 from muster.sim.mortal_journal import MortalJournal
 from muster.sim.scenario import Scenario
-from muster.sim.watched import WatchedAttempts, WatchedKeeps, WatchedTrainer
+from muster.sim.watched import WatchedAttempts, WatchedEngine, WatchedKeeps, WatchedTrainer
 from muster.tasks.curriculum import Curriculum, CurriculumConfig
 from muster.trainer.correction import DivergenceLimit
 from muster.types import Evaluation, ImageSpec, Limits, Task, VerifierSpec
@@ -92,17 +94,19 @@ def begin(cast: Cast, journal: MortalJournal, directory: Path) -> Life:
     fleet = world.fleet
     pool = Pool(
         BoundedBackend(backend, DeadlineConfig()),
-        SandboxConfig(slots=fleet.sandboxes, warm=fleet.warm, verifier_slots=fleet.verifiers),
+        SandboxConfig(slots=fleet.sandboxes, warm=fleet.warm, verifier_slots=fleet.verifiers, slice_s=fleet.slice_s),
     )
     schedule, agent = _schedule(world), _agent(world)
     breaks.settings(cast.broken, schedule, agent)
-    engine = Fleet(cast.replicas, chaos)
+    serving = Fleet(cast.replicas, RouterConfig(policy=fleet.routing))
+    engine = WatchedEngine(serving, chaos)
     keeps = WatchedKeeps(journal, pool.backend, float(agent["keep_every_s"]), cast.laws)
     rollout = Rollout(
         agent=Agent(engine=engine, renderer=Renderer(CharTokenizer()), config=AgentConfig.model_validate(agent)),
         pool=pool,
         verifier=_verifier(cast, backend.inner),
         keeper=keeps,
+        released=serving.release,
     )
     attempts = WatchedAttempts(breaks.BrokenAttempts(rollout, cast.broken), cast.laws)
     dispatcher = Dispatcher(journal, attempts, keeps)
@@ -119,8 +123,9 @@ def begin(cast: Cast, journal: MortalJournal, directory: Path) -> Life:
         curriculum=curriculum,
         dispatcher=dispatcher,
         trainer=_trainer(cast),
-        publisher=_publisher(cast),
-        engines=tuple(cast.replicas),
+        publisher=_publisher(cast, serving.replicas),
+        engines=serving.replicas,
+        serves=serving.serving,
         retire=lambda publication: None,
         evaluate=cast.make_evaluate(journal, dispatcher, engine, cast.tasks[:2]),
         prefetch=rollout.prefetch,
@@ -166,11 +171,11 @@ def _divergence_limit(cast: Cast) -> DivergenceLimit | None:
     return DivergenceLimit(max_k3=limit, action="refill")
 
 
-def _publisher(cast: Cast) -> Publisher:
+def _publisher(cast: Cast, replicas: Sequence[Replica]) -> Publisher:
     fleet = cast.scenario.fleet
     # the canary's own tolerance: fake trainer and fake engine make up different numbers
     config = PublisherConfig(in_flight=fleet.in_flight, cache=fleet.cache, canary_tolerance=100.0)
-    return Publisher(cast.replicas, config)
+    return Publisher(replicas, config)
 
 
 def _verifier(cast: Cast, backend: FakeBackend) -> FakeVerifier:

@@ -13,7 +13,7 @@ batch than were dispatched is shown and never recommended.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,18 @@ class Outcome:
     trainer_wait_s: float
     device_s: float
     length_ratio: float
+
+
+def at_least(outcome: Outcome, busy_s: float) -> Outcome:
+    """`outcome` where the devices' busy seconds of a batch cannot overlap: all of them are processes that take every
+    core of one machine, so that whatever is done at once takes turns. No batch takes less than their sum."""
+    stretch = max(1.0, busy_s / outcome.ttb_mean_s)
+    return replace(
+        outcome,
+        ttb_p50_s=outcome.ttb_p50_s * stretch,
+        ttb_mean_s=outcome.ttb_mean_s * stretch,
+        device_s=outcome.device_s * stretch,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

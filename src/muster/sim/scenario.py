@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 
 from muster.engine.port import CachePolicy, InFlight
+from muster.engine.router import Policy as RoutingPolicy
 from muster.orchestrator.concurrency import ConcurrencyConfig
 from muster.orchestrator.config import Surplus
 from muster.orchestrator.line import Order
@@ -55,6 +56,7 @@ class Fleet:
     """What serves, holds and trains. Seconds and tokens per second."""
 
     replicas: int
+    routing: RoutingPolicy
     streams: int  # requests that one replica decodes at once
     decode_token_s: float
     prefill_tokens_per_s: float
@@ -64,6 +66,7 @@ class Fleet:
     sandboxes: int
     warm: int
     verifiers: int
+    slice_s: float | None  # after which a sandbox gives way to who waits
     step_s: float
 
 
@@ -161,7 +164,7 @@ def scenario(seed: int, faults: Collection[Fault] = tuple(Fault)) -> Scenario:
         evaluate_every=int(rng.integers(0, 4)),
         time_budget_s=float(rng.choice([300.0, 900.0, 1800.0])),
         workload=_workload(rng),
-        fleet=_fleet(rng, group_size * groups),
+        fleet=_fleet(rng, stream(seed, "fleet"), group_size * groups),
         rates={f: rates[f] for f in Fault if f in enabled},
         kills=tuple(int(n) for n in rng.geometric(1 / 60, size=rng.integers(1, 5))) if Fault.KILL in enabled else (),
         outage_at_s=float(rng.uniform(0.0, 1200.0)),
@@ -216,9 +219,12 @@ def _workload(rng: np.random.Generator) -> Workload:
     )
 
 
-def _fleet(rng: np.random.Generator, batch: int) -> Fleet:
+def _fleet(rng: np.random.Generator, more: np.random.Generator, batch: int) -> Fleet:
+    """`more`: a generator for what came later, so that old seeds are still the old worlds in the rest."""
+    routings: list[RoutingPolicy] = ["affinity", "affinity", "round_robin", "least_loaded", "consistent_hash"]
     return Fleet(
         replicas=int(rng.integers(1, 4)),
+        routing=routings[int(more.integers(len(routings)))],
         streams=int(rng.integers(2, 33)),
         decode_token_s=float(rng.uniform(0.005, 0.05)),
         prefill_tokens_per_s=float(rng.uniform(1000.0, 20_000.0)),
@@ -228,5 +234,6 @@ def _fleet(rng: np.random.Generator, batch: int) -> Fleet:
         sandboxes=int(rng.integers(2, batch * 2 + 2)),
         warm=int(rng.integers(0, 5)),
         verifiers=int(rng.integers(1, 5)),
+        slice_s=float(more.uniform(5.0, 120.0)) if more.random() < 0.4 else None,
         step_s=Lognormal(median=20.0, sigma=1.0, cap=300.0).draw(rng),
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from muster.errors import TrainerError
+from muster.engine.port import Engine, EngineStatistics, Scores
+from muster.errors import EngineError, TrainerError
 from muster.journal import Journal
 from muster.orchestrator.dispatch import Attempts
 from muster.orchestrator.keeps import Keeps
@@ -15,7 +16,19 @@ from muster.sim.chaos import ATTEMPT, Chaos, Fault
 from muster.sim.fake_trainer import FakeTrainer
 from muster.sim.laws import Laws
 from muster.trainer.port import Divergence, StepResult
-from muster.types import Batch, Floats, Ints, Kept, Launch, Publication, ReadyGroup, Trajectory
+from muster.types import (
+    Batch,
+    Completion,
+    Floats,
+    Ints,
+    Kept,
+    Launch,
+    Publication,
+    ReadyGroup,
+    Sampling,
+    Session,
+    Trajectory,
+)
 
 
 class WatchedAttempts:
@@ -34,6 +47,27 @@ class WatchedAttempts:
             self._laws.gone(launch)
         self._laws.ended(launch, trajectory)
         return trajectory
+
+
+class WatchedEngine:
+    """Implements `engine.port.Engine`. Notes which attempts it failed, whatever it tried before."""
+
+    def __init__(self, inner: Engine, chaos: Chaos) -> None:
+        self._inner = inner
+        self._chaos = chaos
+
+    async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
+        try:
+            return await self._inner.generate(tokens, sampling, session)
+        except EngineError:
+            self._chaos.sabotage(session.id)
+            raise
+
+    async def score(self, tokens: Ints, *, temperature: float) -> Scores:
+        return await self._inner.score(tokens, temperature=temperature)
+
+    async def statistics(self) -> EngineStatistics:
+        return await self._inner.statistics()
 
 
 class WatchedKeeps(Keeps):

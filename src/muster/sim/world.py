@@ -134,7 +134,7 @@ class World:
             self._killed(cast, life.journal, life.journal.survivor)
             return False
         if isinstance(ended, BaseException):
-            self._stopped(ended)
+            self._stopped(cast, ended)
         kept = unwanted - cast.wordless if ended is not True else cast.disk.kept.keys() - cast.wordless
         cast.laws.check(Law.SANDBOXES, not kept, f"{len(kept)} kept states are left")
         if life.scheduler.restored:
@@ -153,7 +153,7 @@ class World:
         if cast.chaos.rng.random() < MACHINE_LOST:
             cast.disk.kept.clear()
 
-    def _stopped(self, error: BaseException) -> None:
+    def _stopped(self, cast: Cast, error: BaseException) -> None:
         """A stop by the world's failures is what production does; anything else is a broken law."""
         leaves = list(_leaves(error))
         for leaf in leaves:
@@ -162,6 +162,10 @@ class World:
         surprises = [e for e in leaves if not isinstance(e, EXPECTED)]
         if surprises:
             raise LawBroken(Law.CRASH, repr(surprises[0])) from surprises[0]
+        for leaf in leaves:
+            serving = [r.name for r in cast.replicas if r.inner.serves]
+            unneeded = isinstance(leaf, EngineError) and serving
+            cast.laws.check(Law.LIVENESS, not unneeded, f"stopped by {leaf}, and {serving} serve")
         self._stops[type(leaves[0]).__name__] += 1
         self.journal.record(EventRow(at=clock.now(), kind="stopped", message=str(leaves[0])))
 

@@ -124,15 +124,8 @@ class Step:
     def _measure_drift(self, rng: np.random.Generator) -> None:
         """Score a sample of the trained sequences again: how far did this step move the policy?"""
         began = clock.now()
-        sample: list[Item] = []
-        tokens = 0
         trained = [item for item in self._items if self._has_gradient(item)]
-        groups = sorted({item.group for item in trained})
-        for group in rng.permutation(groups):
-            for item in trained:
-                if item.group == group and tokens < self._config.drift_tokens:
-                    sample.append(item)
-                    tokens += int(item.data.sampled_T.sum())
+        sample = drift_sample(trained, self._config.drift_tokens, rng)
         moved = [self._scores(row) - gather(self._start, row) for row in self._rows(sample)]
         self._drift = diagnose(np.concatenate(moved))
         self._seconds["drift_s"] += clock.now() - began
@@ -148,6 +141,26 @@ class Step:
 
     def _has_gradient(self, item: Item) -> bool:
         return item.advantage != 0 or self._learner.reference is not None
+
+
+def drift_sample(items: Sequence[Item], tokens: int, rng: np.random.Generator) -> list[Item]:
+    """Whole trajectories with at least so many sampled tokens together, if there are: one of each group in turn.
+
+    Tokens of a task move together, and some tasks ten times as far as others: siblings alone would not speak for all.
+    """
+    members: dict[int, dict[int, list[Item]]] = {}
+    for item in items:
+        members.setdefault(item.group, {}).setdefault(item.trajectory, []).append(item)
+    orders = [rng.permutation(sorted(of_group)).tolist() for of_group in members.values()]
+    groups = list(members.values())
+    sample: list[Item] = []
+    for turn in range(max(map(len, orders), default=0)):
+        for index in rng.permutation(len(groups)):
+            if tokens > 0 and turn < len(orders[index]):
+                chosen = groups[index][orders[index][turn]]
+                sample += chosen
+                tokens -= sum(int(item.data.sampled_T.sum()) for item in chosen)
+    return sample
 
 
 def scatter(table: list[Floats], row: Row, values_N: Floats) -> None:

@@ -148,6 +148,16 @@ def test_the_time_of_a_publication_is_staging_beside_serving_and_a_short_pause()
     clock.run_virtual(main())
 
 
+def test_log_probabilities_that_nobody_reads_are_zero_in_replies_and_scores() -> None:
+    async def main() -> None:
+        replica = EmulatedReplica("r", config(logprobs=False))
+        completion = await ask(replica, "a")
+        assert completion.logprobs_T.tolist() == [0.0] * 10
+        assert not (await replica.score(prompt(30), temperature=1.0)).logprobs_T.any()
+
+    clock.run_virtual(main())
+
+
 async def busy_hour(seed: int) -> list[tuple[float, int, float]]:
     """Sessions of several turns with pauses, aborts and a publication in between: when each reply ended."""
     replica = EmulatedReplica("r", preset("a100-qwen-7b").model_copy(update={"kv_capacity_tokens": 40_000}))

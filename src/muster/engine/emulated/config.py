@@ -26,6 +26,7 @@ class EmulatedEngineConfig(BaseModel):
     kv_capacity_tokens: int = Field(default=262_144, ge=2, description="tokens whose keys and values fit")
     block_tokens: int = Field(default=16, ge=1, description="the cache's unit; only whole blocks are shared")
     vocabulary: int = Field(default=32_768, ge=8, description="token ids lie below it")
+    logprobs: bool = Field(default=True, description="make up log-probabilities; False: all are 0, at no cost")
     stage_s: float = Field(default=0.5, ge=0, description="fetching a publication while serving goes on")
     stage_bytes_per_s: float = Field(default=10e9, gt=0, description="and its bytes at this rate")
     commit_s: float = Field(default=0.05, ge=0, description="switching to staged weights, inside the pause")

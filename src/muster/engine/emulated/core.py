@@ -358,7 +358,7 @@ class EmulatedCore:
         del self._live[request.id]
         if self._pausing is InFlight.FINISH:
             self._finished_since_pause += 1
-        request.done(request.completion(finish, self.name))
+        request.done(request.completion(finish, self.name, logprobs=self.config.logprobs))
 
     # --- inside: pauses, device -----------------------------------------------------------------------
 

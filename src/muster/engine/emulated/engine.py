@@ -79,6 +79,8 @@ class EmulatedEngine:
         self._core.check(tokens)
         await self._spend(self.config.timing.prompt_s(len(tokens), self.config.max_step_tokens))
         version = self._core.version
+        if not self.config.logprobs:
+            return Scores(logprobs_T=np.zeros(len(tokens), np.float32), version=version)
         return Scores(logprobs_T=logprobs_of(tokens, version, temperature), version=version)
 
     async def statistics(self, *, take_intervals: bool) -> EngineStatistics:

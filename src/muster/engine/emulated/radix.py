@@ -4,7 +4,7 @@ Law: a cached token belongs to one path from one version's root, so prefixes are
 whole blocks. A locked node (someone on it or below runs) is never evicted; of the others the least recently used leaf
 goes first, from its end. `used` is what all nodes hold, `idle` the part that could be evicted now.
 
-    match(tokens) ─► Match ─► claim(match, tokens, …) locks the path, its new part not ready ─► ready() as it is computed
+    match(tokens) ─► Match ─► claim(match, tokens, …) locks the path, its new part not ready ─► ready(), as computed
                                                                                               └─► unlock, or shrink
 A part that is not ready has one user, the request that computes it, and no children; whoever would share it
 waits for that request.

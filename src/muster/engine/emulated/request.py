@@ -80,15 +80,17 @@ class EmulatedRequest:
         """Tokens from here on are sampled by `version`."""
         self.marks.append((self.made, version))
 
-    def completion(self, finish: Finish, replica: str) -> Completion:
+    def completion(self, finish: Finish, replica: str, *, logprobs: bool = True) -> Completion:
+        """logprobs: make them up; else they are 0."""
         size = len(self.prompt)
         ends = [first for first, _ in self.marks[1:]] + [self.made]
         spans = [(first, end, version) for (first, version), end in zip(self.marks, ends, strict=bool(self.marks))]
-        parts = [self._logprobs(size + first, size + end, version) for first, end, version in spans]
+        made_up = spans if logprobs else []
+        parts = [self._logprobs(size + first, size + end, version) for first, end, version in made_up]
         versions = [np.full(end - first, version.number, dtype=np.int32) for first, end, version in spans]
         return Completion(
             tokens_T=self.part(size, size + self.made).copy(),
-            logprobs_T=np.concatenate(parts) if parts else np.zeros(0, np.float32),
+            logprobs_T=np.concatenate(parts) if parts else np.zeros(self.made, np.float32),
             versions_T=np.concatenate(versions) if versions else np.zeros(0, np.int32),
             finish=finish,
             cached_tokens=self.cached_tokens,

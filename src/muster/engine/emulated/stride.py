@@ -59,6 +59,8 @@ class Stride:
 
         The state `before` comes first if it is among them: a row of mixed steps then changes it once a step.
         """
+        if not self.chunks:
+            return [(DeviceState.DECODE, self.start)]
         shares_s = self._shares_s()
         states = sorted(shares_s, key=lambda state: state != before)
         entered = [(states[0], self.start)]
@@ -67,8 +69,6 @@ class Stride:
         return entered
 
     def _shares_s(self) -> Mapping[DeviceState, float]:
-        if not self.chunks:
-            return {DeviceState.DECODE: self.due - self.start}
         decode_s = self.timing.decode_s(1, self.rows, self.context) if self.rows else 0.0
         prompts_s = self.due - self.start - decode_s
         total = sum(size for _, size in self.chunks)

@@ -49,7 +49,8 @@ class Member:
             self.why = ""
         if self.health.gone:
             for deadline in self._deadlines.values():
-                deadline.reschedule(asyncio.get_running_loop().time())
+                if not deadline.expired():
+                    deadline.reschedule(asyncio.get_running_loop().time())
         self._changed(self)
 
     def expect(self, version: Version) -> None:
@@ -93,8 +94,11 @@ class Member:
         self._requests += 1
         number = self._requests
         try:
-            async with clock.timeout(timeout_s) as self._deadlines[number]:
-                completion = await self.inner.generate(tokens, sampling, session)
+            try:
+                async with clock.timeout(timeout_s) as self._deadlines[number]:
+                    completion = await self.inner.generate(tokens, sampling, session)
+            finally:
+                del self._deadlines[number]
         except TimeoutError:
             gone = f"is {self.health.state}{self.why}" if self.health.gone else None
             reason = gone or f"no answer within {timeout_s:g} s"
@@ -105,8 +109,6 @@ class Member:
             if not _refused(error):
                 self._failed(str(error))
             raise
-        finally:
-            del self._deadlines[number]
         if expected is not None and len(completion.versions_T) and completion.versions_T[-1] < expected.number:
             self._failed("its tokens are of old weights")
             raise EngineError(f"{self.name}: sampled by version {completion.versions_T[-1]}, not {expected.number}")
