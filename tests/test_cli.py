@@ -24,7 +24,9 @@ FLAGS = {
 BENCHES = {
     "control": {"--live", "--seed", "--json", "--check"},
     "lag": {"--seed", "--json", "--check"},
+    "routing": {"--repetitions", "--jobs", "--json", "--check"},
     "selection": {"--repetitions", "--seed", "--json", "--check"},
+    "ttb": {"--virtual", "--real", "--grid", "--repetitions", "--declaration", "--plot", "--json", "--check"},
 }
 
 

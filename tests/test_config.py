@@ -54,6 +54,20 @@ def test_a_wrong_override_is_one_clear_line(override: str, message: str) -> None
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ('trainer.correction={kind="none"}', "needs a correction"),
+        ("trainer.drift_tokens=0", "how old a success is"),
+        ("schedule.replay.max_share=0.001", "less than one trajectory"),
+    ],
+)
+def test_replay_that_cannot_work_is_refused(setting: str, message: str) -> None:
+    assert load(None, ["schedule.replay.enabled=true"]).schedule.replay.enabled
+    with pytest.raises(ConfigError, match=message):
+        load(None, ["schedule.replay.enabled=true", setting])
+
+
 def test_a_limit_on_a_distance_that_nothing_measures_is_refused() -> None:
     load(None, ["schedule.max_lag=2", "schedule.max_divergence=0.1"])
     with pytest.raises(ConfigError, match="nothing would measure the distance"):

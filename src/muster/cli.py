@@ -375,6 +375,24 @@ def bench_selection(
         raise typer.Exit(1)
 
 
+@bench_app.command("routing", epilog="Example:  muster bench routing --repetitions 3 --check")
+def bench_routing(
+    repetitions: Annotated[int, typer.Option(min=1, help="Seeds, of which the median is shown.")] = 1,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one on each core.")] = 0,
+    json_file: JsonOption = None,
+    check: CheckOption = False,
+) -> None:
+    """Where turns go: hit rate and time to a batch of four routing policies, on the same work."""
+    from muster.bench.routing import run_routing_bench
+
+    result = run_routing_bench(repetitions=repetitions, jobs=jobs, say=out.print)
+    out.print(result.table(), soft_wrap=True)
+    if json_file:
+        json_file.write_text(result.to_json(), encoding="utf-8")
+    if check and not result.met:
+        raise typer.Exit(1)
+
+
 @bench_app.command(
     "ttb",
     epilog="Examples:  muster bench ttb --repetitions 5 --plot ttb.png --check  ·  muster bench ttb --grid  ·  "

@@ -75,6 +75,28 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _replay_can_work(self) -> RunConfig:
+        schedule, replay = self.schedule, self.schedule.replay
+        if not replay.enabled:
+            return self
+        if isinstance(self.trainer.correction, NoCorrection):
+            raise ValueError(
+                "schedule.replay is enabled and trainer.correction is none: what an older policy sampled needs a "
+                "correction; choose one, or leave replay off"
+            )
+        if not self.trainer.drift_tokens:
+            raise ValueError(
+                "schedule.replay is enabled and trainer.drift_tokens is 0: nothing would tell how old a success is; "
+                "set drift_tokens to some hundreds, or leave replay off"
+            )
+        if replay.max_share * schedule.groups_per_batch * schedule.group_size < 1:
+            raise ValueError(
+                f"schedule.replay.max_share ({replay.max_share:g}) of a batch of {schedule.groups_per_batch} x "
+                f"{schedule.group_size} is less than one trajectory: raise it, or leave replay off"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _distance_is_measured(self) -> RunConfig:
         if self.schedule.max_divergence is not None and not self.trainer.drift_tokens:
             raise ValueError(

@@ -252,9 +252,7 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
         agent = Agent(engine=fleet, renderer=renderer, config=config.agent)
         keeps = Keeps(journal, here.pool.backend, config.agent.keep_every_s)
         stack.push_async_callback(keeps.tidy)
-        rollout = Rollout(
-            agent=agent, pool=here.pool, verifier=here.verifier, released=fleet.release, keeper=keeps
-        )
+        rollout = Rollout(agent=agent, pool=here.pool, verifier=here.verifier, released=fleet.release, keeper=keeps)
         dispatcher = Dispatcher(journal, rollout, keeps)
         fingerprint = {
             "engine": "embedded",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.engine.router import Placed, Router, RouterConfig
+from muster.engine.router import TOKENS_A_PLACE, Placed, Router, RouterConfig
 
 HOLD_S = 10.0
 
@@ -115,16 +115,26 @@ def test_the_time_to_give_way_is_that_of_computing_the_whole_memory() -> None:
     assert r.wake_at == pytest.approx(5.0 + 5000 / 500)
 
 
-def test_the_line_is_by_when_a_session_began_and_nobody_overtakes_its_first() -> None:
+def test_in_line_a_session_is_behind_those_that_began_before_and_are_no_longer() -> None:
     r = router(1, kv=6000)
-    turn(r, 0, "old", tokens=2000)
+    turn(r, 0, "holder", tokens=5000)
+    assert ask(r, 1, "first", tokens=600) == []
+    assert ask(r, 2, "second", tokens=600) == []
+    assert [p.ticket for p in r.released("holder", 1.0)] == [1, 2]
+
+
+def test_a_long_context_puts_a_session_back_by_a_bounded_number_of_places() -> None:
+    r = router(1, kv=6000)
+    turn(r, 0, "long", tokens=2000)  # 8 places
     turn(r, 1, "holder", tokens=2000, now=1.0)
-    ask(r, 2, "new", tokens=2000, now=HOLD_S)  # old gave way
+    ask(r, 2, "filler", tokens=2000, now=HOLD_S)  # long gave way
     assert r.waiting == 0
-    assert ask(r, 3, "newer", tokens=500, now=HOLD_S) == []
-    assert ask(r, 4, "old", tokens=2200, now=HOLD_S + 0.5) == []
-    placed = r.released("holder", HOLD_S + 0.5)
-    assert placed[0].ticket == 4
+    assert ask(r, 3, "long", tokens=2200, now=HOLD_S) == []  # 8 places behind who began as early
+    for later in range(4, 20):
+        assert ask(r, later, f"s{later}", tokens=400, now=HOLD_S) == []  # 1 place, and the third to begin, or later
+    r.ended(2, tokens=2100, now=HOLD_S)
+    went = r.released("filler", HOLD_S) + r.released("holder", HOLD_S)
+    assert [p.ticket for p in went[:5]] == [4, 5, 6, 7, 3]
 
 
 def test_a_call_that_gave_up_is_not_placed() -> None:
@@ -172,6 +182,26 @@ def test_a_try_avoids_the_replica_that_failed_it_unless_there_is_no_other() -> N
     assert where(ask(r, 1, "a", avoid=frozenset({"r0"}))) == "r1"
     alone = router(1, kv=100_000)
     assert where(ask(alone, 1, "a", avoid=frozenset({"r0"}))) == "r0"
+
+
+def slow_and_quick(r: Router, *, turns: int, context: int) -> str:
+    """Where session `a` goes after it had turns on r0, which takes ten times as long for a token as r1."""
+    ask(r, 0, "a", tokens=context)
+    ask(r, 1, "b", tokens=100)
+    r.ended(1, tokens=200, computed_tokens=100, prefill_s=0.1, now=1.0)
+    r.ended(0, tokens=context + 100, computed_tokens=context, prefill_s=context / 1000, now=10.0)
+    r.released("b", 10.0)
+    for number in range(1, turns):
+        now = 20.0 * number
+        if where(ask(r, 10 + number, "a", tokens=context, now=now)) == "r1":
+            return "r1"
+        r.ended(10 + number, tokens=context + 100, now=now + 10.0)
+    return where(ask(r, 99, "a", tokens=context, now=1000.0))
+
+
+def test_a_session_leaves_a_slow_replica_when_the_turns_to_come_repay_computing_its_context_again() -> None:
+    assert slow_and_quick(router(2, kv=100_000), turns=5, context=1000) == "r1"
+    assert slow_and_quick(router(2, kv=1_000_000), turns=2, context=50_000) == "r0"
 
 
 def test_a_full_replica_takes_no_new_session() -> None:
@@ -296,23 +326,29 @@ def test_the_same_events_give_the_same_decisions(events: list[tuple[str, int, in
     assert logs[0] == logs[1]
 
 
-def test_an_older_session_in_line_is_never_overtaken_by_one_without_cache() -> None:
+def test_nobody_in_line_is_overtaken_by_who_is_behind() -> None:
     overtaking_was_possible = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)
         driver = Driver(router(2, kv=8000, capacity=6))
         began: dict[str, int] = {}
-        for number in range(200):
+        begun = 0
+        order: dict[int, int] = {}
+        for _ in range(200):
             what = str(rng.choice(["ask", "ask", "end", "release", "withdraw", "wake"]))
-            before, asked = dict(driver.waiting), driver.tickets
-            driver.step(what, int(rng.integers(12)), int(rng.integers(50, 3000)), float(rng.uniform(0, 4)))
+            who, before, asked = int(rng.integers(12)), dict(driver.waiting), driver.tickets
+            driver.step(what, who, int(rng.integers(50, 3000)), float(rng.uniform(0, 4)))
             if what == "release":
                 began = {s: n for s, n in began.items() if s in driver.tokens}
-            for session in driver.tokens:
-                began.setdefault(session, number)
-            went = [began[s] for t, s in before.items() if t in driver.running]
-            stayed = [began[s] for t, s in before.items() if t in driver.waiting]
-            if went and stayed and driver.tickets == asked:
-                overtaking_was_possible += 1
-                assert max(went) < min(stayed)
-    assert overtaking_was_possible > 50
+            if driver.tickets == asked:
+                went = [order[t] for t in before if t in driver.running]
+                stayed = [order[t] for t in before if t in driver.waiting]
+                if went and stayed:
+                    overtaking_was_possible += 1
+                    assert max(went) <= min(stayed)
+            else:
+                session = f"s{who}"
+                if session not in began:
+                    began[session], begun = begun, begun + 1
+                order[asked + 1] = began[session] + driver.tokens[session] // TOKENS_A_PLACE
+    assert overtaking_was_possible > 20

@@ -132,6 +132,7 @@ def test_metrics_are_prometheus_text_under_vllms_names() -> None:
         await post(client, "/inference/v1/generate", GOOD)
         text = await (await client.get("/metrics", headers=TOKEN)).text()
         assert '\nvllm:generation_tokens_total{replica="r"} 3\n' in text
+        assert '\nvllm:num_preemptions_total{replica="r"} 0\n' in text
         assert 'muster:weight_version{replica="r"} 3' in text
 
     serve(check)

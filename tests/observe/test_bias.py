@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from muster.journal import BatchRow, GroupRow, TrajectoryRow
+from muster.journal import BatchRow, DropRow, GroupRow, LaunchRow, TrajectoryRow
 from muster.observe.bias import bias
 from muster.observe.record import read
 from observe.synthetic import SyntheticRun
@@ -62,3 +62,41 @@ def test_tokens_up_to_a_keep_point_count_once_with_the_attempt_that_went_on_from
     after = bias(read(run.journal))
     assert after.sampled_tokens == before.sampled_tokens + 10
     assert after.discarded_tokens == before.discarded_tokens + 10
+
+
+def test_what_was_cancelled_counts_with_the_mean_length_of_what_got_further(run: SyntheticRun) -> None:
+    before = bias(read(run.journal)).run.dispatched
+    lengths = sorted(
+        t.sampled_tokens for t in run.journal.rows(TrajectoryRow, "purpose = 'train'") if t.reward is not None
+    )
+    middle = lengths[len(lengths) // 2]
+    further = [n for n in lengths if n > middle]
+    group = run.journal.rows(GroupRow)[0]
+    _drop(run, f"{group.id}.90", group.id, "surplus", middle)
+    after = bias(read(run.journal)).run.dispatched
+    assert after.count == before.count + 1
+    assert before.mean_tokens is not None
+    assert after.mean_tokens is not None
+    estimate = sum(further) / len(further) if further else middle
+    assert after.mean_tokens * after.count == pytest.approx(before.mean_tokens * before.count + estimate)
+    assert after.solve_rate == before.solve_rate, "nobody graded it"
+
+
+def test_what_outlasted_everything_counts_at_what_it_had(run: SyntheticRun) -> None:
+    group = run.journal.rows(GroupRow)[0]
+    _drop(run, f"{group.id}.90", group.id, "too_stale", 50_000)
+    assert bias(read(run.journal)).batches[0].ratio("mean_tokens") < 0.5  # type: ignore[operator]
+
+
+def test_what_ended_with_its_process_was_not_chosen_against(run: SyntheticRun) -> None:
+    before = bias(read(run.journal)).run.dispatched
+    group = run.journal.rows(GroupRow)[0]
+    _drop(run, f"{group.id}.90", group.id, "interrupted", 50_000)
+    assert bias(read(run.journal)).run.dispatched == before
+
+
+def _drop(run: SyntheticRun, id: str, group_id: str, reason: str, tokens: int) -> None:
+    launch = run.journal.rows(LaunchRow, "group_id = ?", group_id)[0]
+    run.journal.record(
+        replace(launch, id=id, sibling=90), DropRow(id=id, reason=reason, at=launch.at, sampled_tokens=tokens)
+    )

@@ -15,7 +15,7 @@ from muster.types import ReadyGroup, Trajectory
 
 RARE = (0.0,) * 15 + (1.0,)  # one success in sixteen
 HOPELESS = (0.0,) * 16
-ON = ReplayConfig(enabled=True)
+ON = ReplayConfig(enabled=True, max_divergence=0.3)
 
 
 def store(config: ReplayConfig = ON, *, groups: int = 4) -> ReplayStore:

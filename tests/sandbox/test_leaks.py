@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -161,3 +162,23 @@ def test_a_sandbox_over_its_lifetime_is_lost_by_our_doing(on_backend: OnBackend)
         assert await young.alive()
 
     on_backend(body, max_lifetime_s=0.5)
+
+
+def test_forks_that_are_cancelled_as_they_start_leave_no_process(tmp_path: Path) -> None:
+    async def main() -> None:
+        backend = NamespaceBackend(SandboxConfig(state_dir=tmp_path), run="cancelled")
+        image = await backend.prepare(ImageSpec())
+        for number in range(40):
+            fork = asyncio.ensure_future(backend.fork(image, limits=Limits(), label="x"))
+            await clock.sleep(
+                0.0005 * (number % 20)
+            )  # any moment: bubblewrap has a PID 1 that waits for it, or not yet
+            fork.cancel()
+            await asyncio.gather(fork, return_exceptions=True)
+        await backend.close()
+
+    clock.run(main())
+    deadline = clock.now() + 10  # what was killed is still listed for a moment
+    while (left := processes_naming(str(tmp_path))) and clock.now() < deadline:
+        clock.block(0.02)
+    assert left == []

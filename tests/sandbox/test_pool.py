@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -227,3 +228,12 @@ def test_what_the_agent_would_notice_is_not_paused() -> None:
         assert not paused
 
     on_pool(body, slots=1, slice_s=30)
+
+
+def test_of_what_comes_next_only_the_beginning_is_read() -> None:
+    async def body(pool: Pool, backend: FakeBackend, image: Snapshot) -> None:
+        pool.prefetch(itertools.repeat(Wanted(snapshot=image, limits=LIMITS)))
+        await clock.sleep(2 * FORK_S)
+        assert pool.statistics().agent.warm == 1
+
+    on_pool(body, warm=1)

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.sandbox.slots import Boot, Evict, HandOver, Slots, Warm
+from muster.sandbox.slots import Boot, Evict, HandOver, Slots, Tally, Warm
 
 
 def test_requests_boot_while_there_are_slots_and_then_wait_in_order() -> None:
@@ -275,3 +276,25 @@ def test_turns_end_sooner_when_the_longest_would_have_begun_last() -> None:
     assert makespan(lengths, 5, 5.0) <= 175
     uneven = [10, 10, 10, 10, 80, 80, 80, 80, 100, 100]
     assert makespan(uneven, 4, 5.0) < makespan(uneven, 4, None)
+
+
+def test_a_tally_forgets_a_kind_of_which_none_is_left() -> None:
+    tally = Tally()
+    for kind in ("a", "b", "a"):
+        tally.add(kind)
+    tally.remove("b")
+    assert ([*tally], tally["a"], tally["b"], tally.total()) == (["a"], 2, 0, 2)
+    with pytest.raises(KeyError):
+        tally.remove("b")
+
+
+def test_one_who_waits_in_a_long_line_can_withdraw_and_the_others_keep_their_places() -> None:
+    slots = Slots(capacity=1)
+    for ticket in range(5):
+        slots.request(ticket, "a")
+    assert slots.decide() == [Boot(ticket=0)]
+    slots.withdraw(2)
+    slots.lapsed("a")
+    assert slots.decide() == [Boot(ticket=1)]
+    slots.lapsed("a")
+    assert slots.decide() == [Boot(ticket=3)]

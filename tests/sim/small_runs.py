@@ -8,6 +8,7 @@ from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.timing import EngineTiming
 from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.loops import LoopConfig
+from muster.sandbox.config import SandboxConfig
 from muster.sim.collection import FleetWorld, SandboxWorld, TrainingWorld, World
 from muster.sim.fit_world import Setup
 from muster.sim.timed_sandbox import SandboxTimes
@@ -54,7 +55,5 @@ def setup_of(world: World) -> Setup:
         limits=world.fleet.config(),
         replicas=world.fleet.replicas,
         router=world.fleet.router,
-        slots=sandboxes.slots,
-        warm=sandboxes.warm,
-        verifier_slots=sandboxes.verifier_slots,
+        sandbox=SandboxConfig(slots=sandboxes.slots, warm=sandboxes.warm, verifier_slots=sandboxes.verifier_slots),
     )

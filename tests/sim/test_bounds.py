@@ -172,3 +172,12 @@ def row(id: str, *, sampled: int = 15, prompt: int = 0, turns: list[dict[str, ob
         snapshots=[],
         segments=b"",
     )
+
+
+def test_batches_that_overlap_have_only_the_bounds_of_what_each_takes() -> None:
+    overlapping = lower_bounds(cohort([100.0, 300.0]), FULL, overlapping=True)
+    assert overlapping.seconds == pytest.approx(
+        {"engine": 4.0, "slots": (2 * 3.6 + 40) / 2, "kv": 0.2, "verify": 1.0, "boot": 1.0, "cpu": 3.0}
+    )
+    whole = lower_bounds(cohort([100.0, 300.0]), FULL).seconds
+    assert all(seconds <= whole[name] for name, seconds in overlapping.seconds.items())

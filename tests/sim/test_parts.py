@@ -16,8 +16,9 @@ from muster.sim.chaos import Chaos, Fault
 from muster.sim.fake_engine import FakeReplica, logprobs_of
 from muster.sim.faulty_engine import FaultyReplica
 from muster.sim.mortal_journal import MortalJournal
-from muster.sim.scenario import Lognormal, scenario
+from muster.sim.scenario import scenario
 from muster.sim.watched import WatchedEngine
+from muster.sim.workload import Lognormal
 from muster.types import Sampling, Session, Version
 from sim.worlds import quiet
 

@@ -8,18 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.sim.planner import (
-    Change,
-    Comparison,
-    Outcome,
-    Reproduction,
-    changes,
-    devices,
-    recommend,
-    slots_needed,
-    unlimited,
-    with_slots,
-)
+from muster.sim.changes import Change, unlimited, with_slots
+from muster.sim.planner import Comparison, Outcome, Reproduction, devices, recommend, slots_needed
 from sim import small_runs
 
 WORLD = small_runs.world()
@@ -78,32 +68,6 @@ def test_the_interval_holds_the_gain_and_the_nearest_is_told_when_nothing_pays()
     assert found.nearest is not None
     low, high = found.nearest.interval
     assert low <= found.nearest.gain <= high
-
-
-def test_changes_change_one_thing_each_and_have_names_of_their_own() -> None:
-    found = changes(WORLD)
-    assert len({c.name for c in found}) == len(found)
-    assert all(c.world != WORLD for c in found)
-    names = {c.name for c in found}
-    assert {"max_lag 1", "aimd", "engines 2", "publish x4", "over-launch 1.25"} <= names
-
-
-def test_slots_are_tried_only_where_somebody_could_wait_for_one() -> None:
-    assert not [c for c in changes(WORLD) if c.name.startswith("slots")]
-    starved = changes(with_slots(WORLD, 4))
-    assert [c.name for c in starved if c.name.startswith("slots")] == ["slots 8", "slots 16"]
-
-
-def test_affinity_is_tried_where_sessions_wander() -> None:
-    fleet = {"replicas": 4, "router": {"policy": "round_robin"}}
-    assert "affinity" in {c.name for c in changes(small_runs.world(fleet=fleet))}
-    assert "affinity" not in {c.name for c in changes(small_runs.world(fleet={"replicas": 4}))}
-
-
-def test_window_is_tried_where_work_overlaps() -> None:
-    lagging = small_runs.world(schedule={"max_lag": 2, "policy": "fifo"})
-    assert "window" in {c.name for c in changes(lagging)}
-    assert "window" not in {c.name for c in changes(WORLD)}
 
 
 def test_trajectories_and_devices_of_a_world_are_counted() -> None:

@@ -48,8 +48,8 @@ from muster.types import Evaluation, ImageSpec, Ints, Limits, Outcome, Session, 
 from muster.verifier.attribution import grade
 
 GROUP_SIZE = 8
-STEPS = 16
-"""Batches of an eighth of the live trajectories: every slot is used twice."""
+STEPS = 12
+"""Batches of an eighth of the live trajectories: every slot is used one and a half times."""
 PER_REPLICA = 256
 """Live trajectories that one replica serves."""
 

@@ -21,21 +21,13 @@ from muster.bench.result import BenchResult
 from muster.errors import UserError
 from muster.journal import Journal
 from muster.reporting import JOURNAL
+from muster.sim.changes import Change, changes, unlimited, with_slots
 from muster.sim.fit_run import measured
 from muster.sim.fit_world import Measured
-from muster.sim.planner import (
-    Change,
-    Comparison,
-    Outcome,
-    Reproduction,
-    changes,
-    median,
-    recommend,
-    slots_needed,
-    unlimited,
-    with_slots,
-)
+from muster.sim.planner import WORTH, Comparison, Outcome, Reproduction, median, recommend, slots_needed
 
+PROMISING = WORTH / 2
+"""Share of the TTB that a change must gain in the run's own order, to be tried on other draws."""
 SLOT_DRAWS = 2
 """Draws for each number of slots that is tried: the answer is a size, not a gain."""
 
@@ -66,7 +58,7 @@ def plan(options: PlanOptions, say: Say) -> BenchResult:
     base = _base(options)
     for note in base.notes:
         say(f"note: {note}")
-    with drawing(Work(groups=base.groups, shared_cores=base.shared_cores), jobs=options.jobs) as draws:
+    with drawing(Work(groups=base.groups, alone=base.alone), jobs=options.jobs) as draws:
         if options.settings or options.against:
             return _prediction(base, options, draws, say)
         return _plan(base, options, draws, say)
@@ -86,9 +78,9 @@ def _base(options: PlanOptions) -> Base:
 
 def _plan(base: Base, options: PlanOptions, draws: Draws, say: Say) -> BenchResult:
     reproduction = _reproduced(base, draws, say)
-    before = _finished(draws.outcomes(base.world, options.seeds, skipped=base.skipped))
+    before = _finished(draws.outcomes(base.world, range(options.seeds), skipped=base.skipped))
     tried = [base.changed([key]) for key in options.what] or changes(base.world)
-    comparisons = _compared(base, tried, before, draws, say)
+    comparisons = _compared(base, tried, before, draws, say, screen=not options.what)
     recommendation = recommend(comparisons, reproduction)
     slots = None if options.what else _slots(base, draws, say)
     result = planned(base, before, comparisons, reproduction, recommendation, slots)
@@ -103,7 +95,7 @@ def _reproduced(base: Base, draws: Draws, say: Say) -> Reproduction | None:
     world = base.reproduction()
     if world is None or base.measured is None:
         return None
-    (itself,) = _finished(draws.outcomes(world, 1, skipped=base.measured.skipped))
+    (itself,) = _finished(draws.outcomes(world, [0], skipped=base.measured.skipped))
     found = Reproduction(measured_s=base.measured.ttb_p50_s, simulated_s=itself.ttb_p50_s)
     say(
         f"the run itself, simulated: TTB p50 {found.simulated_s:.4g} s, measured {found.measured_s:.4g} s "
@@ -113,18 +105,33 @@ def _reproduced(base: Base, draws: Draws, say: Say) -> Reproduction | None:
 
 
 def _compared(
-    base: Base, tried: Sequence[Change], before: tuple[Outcome, ...], draws: Draws, say: Say
+    base: Base, tried: Sequence[Change], before: tuple[Outcome, ...], draws: Draws, say: Say, *, screen: bool
 ) -> list[Comparison]:
+    """With `screen`, what gains next to nothing in the run's own order is not drawn again."""
+    first = [0] if screen else range(len(before))
     comparisons: list[Comparison] = []
-    afters = draws.each([c.world for c in tried], len(before), skipped=base.skipped)
+    afters = draws.each([c.world for c in tried], first, skipped=base.skipped)
     for number, (change, after) in enumerate(zip(tried, afters, strict=True), start=1):
         progress = f"{number} of {len(tried)}: {change.name}"
         if isinstance(after, str):
             say(f"{progress}: does not run: {after}")
             continue
-        comparisons.append(Comparison(change=change, before=before, after=after))
+        comparisons.append(Comparison(change=change, before=before[: len(after)], after=after))
         say(f"{progress}: {-comparisons[-1].gain:+.1%} of the TTB")
-    return comparisons
+    return [_drawn_again(base, c, before, draws, say) if screen else c for c in comparisons]
+
+
+def _drawn_again(base: Base, comparison: Comparison, before: tuple[Outcome, ...], draws: Draws, say: Say) -> Comparison:
+    if comparison.gain < PROMISING or len(before) == 1:
+        return comparison
+    change = comparison.change
+    more = draws.outcomes(change.world, range(1, len(before)), skipped=base.skipped)
+    if isinstance(more, str):
+        say(f"{change.name}: does not always run: {more}")
+        return comparison
+    drawn = Comparison(change=change, before=before, after=(*comparison.after, *more))
+    say(f"{change.name}, {len(before)} draws: {-drawn.gain:+.1%} of the TTB")
+    return drawn
 
 
 def _slots(base: Base, draws: Draws, say: Say) -> Slots:
@@ -132,7 +139,7 @@ def _slots(base: Base, draws: Draws, say: Say) -> Slots:
     say("how many sandboxes")
 
     def ttb_s(slots: int) -> float:
-        outcomes = _finished(draws.outcomes(with_slots(base.world, slots), SLOT_DRAWS, skipped=base.skipped))
+        outcomes = _finished(draws.outcomes(with_slots(base.world, slots), range(SLOT_DRAWS), skipped=base.skipped))
         return median(outcomes, lambda o: o.ttb_mean_s)
 
     most = unlimited(base.world)
@@ -154,7 +161,7 @@ def _prediction(base: Base, options: PlanOptions, draws: Draws, say: Say) -> Ben
         change = base.like(other, name=options.against.name, batches=like.batches)
         if options.settings and change.world != base.changed(options.settings, batches=like.batches).world:
             raise UserError(f"{options.against}: was not made with --set {' --set '.join(options.settings)} alone")
-    after = _finished(draws.outcomes(change.world, options.seeds, skipped=like.skipped))
+    after = _finished(draws.outcomes(change.world, range(options.seeds), skipped=like.skipped))
     return predicted(base, change, after, reproduction, seen)
 
 

@@ -1,6 +1,8 @@
 """Many simulations of few worlds, on all cores: each world on the same draws of the work.
 
     worlds × draws ─► worker processes: simulate ─► Outcome            in order, whichever ends first
+                                        ▲     └─ on one machine: who overlapped? slower, and again
+                                        └──────────────────────────────────────────────────────┘
 
 Law: a draw's outcome depends on its world, its number and the groups, so that any process gives the same.
 """
@@ -20,20 +22,20 @@ from muster.errors import MusterError
 from muster.journal import BatchRow, DeviceRow, Journal, LaunchRow, TrajectoryRow
 from muster.sim.collection import Collected, World, number_of, simulate
 from muster.sim.fit_programs import Groups, draw
-from muster.sim.planner import Outcome, at_least, devices
+from muster.sim.fit_sharing import Shares, shares, slowed
+from muster.sim.planner import Outcome, devices
 from muster.sim.workload import Program, group_programs
-from muster.types import DeviceState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """What is played, and on what. `groups`: recorded ones to draw from; None: what each world declares.
 
-    shared_cores: engines and trainer are processes of one machine, each of which takes all of its cores.
+    alone: engines and trainer are processes of one machine (`sim.fit_sharing`); a first guess of their shares.
     """
 
     groups: Groups | None = None
-    shared_cores: bool = False
+    alone: Shares | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,29 +47,31 @@ class Task:
     skipped: int
 
 
-_IDLE = frozenset({DeviceState.IDLE, DeviceState.BATCH_WAIT, DeviceState.PUBLISH_PAUSE, DeviceState.LOADING})
-"""States in which a device takes no processor; an engine's pause is the trainer's publication, counted there."""
+TRIES = 4
+"""Simulations of a world whose devices share cores, until their slowness explains itself."""
 
 Failed = str
 """Why a world could not be simulated to its end."""
 
 
 class Draws:
-    """Example: `with drawing(work, jobs=2) as draws: outcomes = draws.outcomes(world, 5, skipped=3)`"""
+    """Example: `with drawing(work, jobs=2) as draws: outcomes = draws.outcomes(world, range(5), skipped=3)`"""
 
     def __init__(self, run: Callable[[list[Task]], Iterator[Outcome | Failed]]) -> None:
         self._run = run
 
-    def outcomes(self, world: World, count: int, *, skipped: int) -> tuple[Outcome, ...] | Failed:
-        """Draws 0 to `count - 1`; a string when one of them failed."""
-        (outcomes,) = self.each([world], count, skipped=skipped)
+    def outcomes(self, world: World, numbers: Sequence[int], *, skipped: int) -> tuple[Outcome, ...] | Failed:
+        """Of these draws; a string when one of them failed."""
+        (outcomes,) = self.each([world], numbers, skipped=skipped)
         return outcomes
 
-    def each(self, worlds: Sequence[World], count: int, *, skipped: int) -> Iterator[tuple[Outcome, ...] | Failed]:
+    def each(
+        self, worlds: Sequence[World], numbers: Sequence[int], *, skipped: int
+    ) -> Iterator[tuple[Outcome, ...] | Failed]:
         """The same of several worlds, one after the other as they are done."""
-        results = self._run([Task(world=w, number=n, skipped=skipped) for w in worlds for n in range(count)])
+        results = self._run([Task(world=w, number=n, skipped=skipped) for w in worlds for n in numbers])
         for _ in worlds:
-            outcomes = [next(results) for _ in range(count)]
+            outcomes = [next(results) for _ in numbers]
             failed = [o for o in outcomes if isinstance(o, Failed)]
             yield failed[0] if failed else tuple(o for o in outcomes if isinstance(o, Outcome))
 
@@ -89,20 +93,42 @@ def drawing(work: Work, *, jobs: int = 0) -> Iterator[Draws]:
 
 def play(work: Work, task: Task) -> Outcome | Failed:
     """One draw in one world, in this process."""
-    world, number = task.world, task.number
-    groups = None if work.groups is None else draw(work.groups, number, world.schedule.group_size)
+    groups = None if work.groups is None else draw(work.groups, task.number, task.world.schedule.group_size)
     try:
-        collected = simulate(world, number, groups=groups)
+        if work.alone is None:
+            return _simulated(task.world, task, groups)[0]
+        return _sharing(task, groups, work.alone)
     except MusterError as error:
         return str(error)
     except BaseExceptionGroup as error:
         stopped, unknown = error.split(MusterError)
         if unknown is not None or stopped is None:
             raise
-        return str(stopped.exceptions[0])
+        return str(_first(stopped))
+
+
+def _first(error: BaseException) -> BaseException:
+    """Task groups wrap what went wrong."""
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _sharing(task: Task, groups: Groups | None, guess: Shares) -> Outcome:
+    """On one machine: as slow as the overlap that is then simulated explains."""
+    outcome, found = _simulated(slowed(task.world, guess), task, groups)
+    for _ in range(TRIES - 1):
+        if found.close_to(guess):
+            break
+        guess = found
+        outcome, found = _simulated(slowed(task.world, guess), task, groups)
+    return outcome
+
+
+def _simulated(world: World, task: Task, groups: Groups | None) -> tuple[Outcome, Shares]:
+    collected = simulate(world, task.number, groups=groups)
     with collected.journal as journal:
-        outcome = _outcome(journal, collected, groups, task.skipped)
-        return at_least(outcome, _busy_s(journal, task.skipped)) if work.shared_cores else outcome
+        batches = journal.rows(BatchRow)[task.skipped :]
+        found = shares(journal.rows(DeviceRow), batches[0].opened_at, batches[-1].ready_at)
+        return _outcome(batches, collected, _length_ratio(journal, collected, groups)), found
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,26 +141,16 @@ class _Worker:
         return play(self.work, task)
 
 
-def _outcome(journal: Journal, collected: Collected, groups: Groups | None, skipped: int) -> Outcome:
-    batches = journal.rows(BatchRow)[skipped:]
+def _outcome(batches: Sequence[BatchRow], collected: Collected, length_ratio: float) -> Outcome:
     ttb_s = [b.ready_at - b.opened_at for b in batches]
     waits_s = [max(0.0, b.ready_at - b.trainer_free_at) for b in batches]
-    world = collected.world
     return Outcome(
         ttb_p50_s=float(np.median(ttb_s)),
         ttb_mean_s=float(np.mean(ttb_s)),
         trainer_wait_s=float(np.mean(waits_s)),
-        device_s=devices(world) * float(np.mean(ttb_s)),
-        length_ratio=_length_ratio(journal, collected, groups),
+        device_s=devices(collected.world) * float(np.mean(ttb_s)),
+        length_ratio=length_ratio,
     )
-
-
-def _busy_s(journal: Journal, skipped: int) -> float:
-    """Seconds a batch in which some engine computed, and in which the trainer did anything, added up."""
-    batches = journal.rows(BatchRow)[skipped:]
-    start, end = batches[0].opened_at, batches[-1].ready_at
-    rows = [r for r in journal.rows(DeviceRow) if DeviceState(r.state) not in _IDLE]
-    return sum(max(0.0, min(r.end, end) - max(r.start, start)) for r in rows) / len(batches)
 
 
 def _length_ratio(journal: Journal, collected: Collected, groups: Groups | None) -> float:

@@ -7,17 +7,9 @@ from collections.abc import Sequence
 from muster.bench.plan_worlds import Base
 from muster.bench.result import BenchResult, Target, Value
 from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.sim.changes import Change
 from muster.sim.fit_world import Measured
-from muster.sim.planner import (
-    WITHIN,
-    Change,
-    Comparison,
-    Outcome,
-    Recommendation,
-    Reproduction,
-    devices,
-    median,
-)
+from muster.sim.planner import WITHIN, Comparison, Outcome, Recommendation, Reproduction, devices, median
 
 ERROR = 0.2
 """Share by which a prediction may be wrong."""
@@ -108,19 +100,20 @@ def sandboxes_sentence(base: Base, slots: Slots) -> str:
     costs = ", ".join(f"{number} {seconds:.4g} s" for number, seconds in tried.items())
     each = f", {fewest / engines:.3g} for each of {engines} engine devices" if engines > 1 else ""
     return (
-        f"sandboxes: {fewest} at once{each}, are within {WITHIN:.0%} of the fastest (configured "
+        f"sandboxes: {fewest} at once{each} are within {WITHIN:.0%} of the fastest (configured "
         f"{base.world.sandboxes.slots}). Mean TTB by number: {costs}"
     )
 
 
 def _row(name: str, outcomes: Sequence[Outcome], comparison: Comparison | None = None) -> dict[str, Value]:
+    drawn = comparison is not None and len(comparison.after) > 1
     low, high = comparison.interval if comparison else (0.0, 0.0)
     return {
         "change": name,
         "TTB p50 s": median(outcomes, lambda o: o.ttb_p50_s),
         "mean s": median(outcomes, lambda o: o.ttb_mean_s),
         "gain": f"{comparison.gain:+.1%}" if comparison else "",
-        "interval": f"{low:+.1%} to {high:+.1%}" if comparison else "",
+        "interval": f"{low:+.1%} to {high:+.1%}" if drawn else "",
         "trainer waits s": median(outcomes, lambda o: o.trainer_wait_s),
         "device-hours": median(outcomes, lambda o: o.device_s) / 3600,
         "length": f"{comparison.length_ratio:.2f}{' biased' if comparison.biased else ''}" if comparison else "1.00",
@@ -159,7 +152,8 @@ def _fit(base: Base) -> dict[str, object] | None:
         "export_s": training.export_s,
         "evaluate_s": training.evaluate_s,
         "checkpoint_s": training.checkpoint_s,
-        "boot_s": base.fitted.times.boot_s.model_dump(),
+        "boot_p50_s": base.fitted.times.boot_s.median,
+        "boot_sigma": base.fitted.times.boot_s.sigma,
         "stage_s": base.fitted.stage_s,
         "pause_s": base.fitted.pause_s,
         "infrastructure_loss": base.fitted.mishaps.rate,

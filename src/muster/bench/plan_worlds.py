@@ -19,13 +19,14 @@ from muster.config import RunConfig, assign, overridden, validate
 from muster.engine.emulated.presets import preset
 from muster.errors import ConfigError, UserError
 from muster.journal import Journal
+from muster.sim.changes import Change
 from muster.sim.collection import World
 from muster.sim.fit_programs import Groups
 from muster.sim.fit_run import RECENT, SETTLED, fit_run
+from muster.sim.fit_sharing import Shares
 from muster.sim.fit_world import Fitted, Measured, Setup
-from muster.sim.planner import Change
 
-ONE_MACHINE = "engine and trainer share this machine's cores: what they would do at once is taken to take turns"
+ONE_MACHINE = "engine and trainer share this machine's cores: while both compute, each is taken to be half as fast"
 ENOUGH = 1024
 """Trajectories of a simulation that say how long its batches take."""
 
@@ -43,7 +44,7 @@ class Base:
     groups: Groups | None = None
     config: RunConfig | None = None
     fitted: Fitted | None = None
-    shared_cores: bool = False
+    alone: Shares | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -88,7 +89,7 @@ def base_of(journal: Journal, *, source: str, engine: str | None = None) -> Base
     config = config_of(journal, source=source)
     setup = Setup.of(config)
     try:
-        fitted = fit_run(journal, setup, engine=preset(engine) if engine else None)
+        fitted = fit_run(journal, setup, engine=preset(engine) if engine else None, shared_cores=engine is None)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     return Base(
@@ -98,7 +99,7 @@ def base_of(journal: Journal, *, source: str, engine: str | None = None) -> Base
         groups=fitted.groups,
         config=config,
         fitted=fitted,
-        shared_cores=engine is None,
+        alone=None if engine else fitted.alone,
         notes=(*fitted.notes, *([] if engine else [ONE_MACHINE])),
     )
 

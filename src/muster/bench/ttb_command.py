@@ -16,8 +16,8 @@ from muster.bench.ttb_declaration import BUILT_IN, read
 from muster.bench.ttb_real import read_config, run_real
 from muster.errors import ConfigError
 
-REPETITIONS = 5
-GRID_REPETITIONS = 2
+REPETITIONS = 3
+GRID_REPETITIONS = 1
 
 
 def run(

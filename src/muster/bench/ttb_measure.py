@@ -117,17 +117,17 @@ def _measured(collected: Collected) -> Measured:
 
 
 def _bound(collected: Collected, batches: int) -> tuple[float, str]:
-    """The mean over the batches, each taken to hold the groups that were submitted for it. Where batches overlap, the
-    longest path does not bound their interval."""
-    world = collected.world
+    """The mean over the batches, each taken to hold the groups that were submitted for it. It is the same for every arm
+    of a fleet: wherever an arm verifies, it could do so outside its slots."""
+    world = collected.world.with_(sandboxes={"verify": "fork"})
     count = world.schedule.groups_per_batch
-    names = None if world.schedule.max_lag == 0 else {"path", "boot"}
     seconds: dict[str, list[float]] = {}
     for batch in range(batches):
         groups = [collected.plan(batch * count + i) for i in range(count)]
-        for name, value in planned_bounds(world, groups, boot_s=READY_S).seconds.items():
+        bounds = planned_bounds(world, groups, boot_s=READY_S, overlapping=world.schedule.max_lag > 0)
+        for name, value in bounds.seconds.items():
             seconds.setdefault(name, []).append(value)
-    means = {name: float(np.mean(values)) for name, values in seconds.items() if name not in (names or ())}
+    means = {name: float(np.mean(values)) for name, values in seconds.items()}
     active = max(means, key=lambda name: means[name])
     return means[active], active
 

@@ -34,10 +34,8 @@ def write_figure(result: BenchResult, path: Path) -> None:
         figure = Figure(figsize=(10, 1.6 + _ROW_IN * len(result.rows)), dpi=150, layout="constrained")
         axes = figure.add_subplot()
         _bars(axes, result.rows)
-        repetitions = result.notes.get("repetitions")
-        axes.set_title(
-            f"Time to one batch of 256 trajectories, by cause (medians over {repetitions} seeds)", loc="left"
-        )
+        figure.legend(loc="outside lower center", ncols=6, frameon=False)
+        axes.set_title("Seconds to one batch, by cause", loc="left", fontweight="bold")
         figure.savefig(path)
 
 
@@ -57,9 +55,7 @@ def _bars(axes: Axes, rows: Sequence[Mapping[str, Value]]) -> None:
         axes.text(float(row["ttb_p50_s"]), position, words, va="center", fontsize=8)
     axes.set_yticks(positions, [f"{row['fleet']}: {row['arm']}" for row in rows])
     axes.set_ylim(max(positions) + 0.7, -0.7)
-    axes.set_xlabel("seconds")
     axes.margins(x=0.1)
-    axes.legend(loc="upper right", fontsize=8, frameon=False)
 
 
 def _positions(rows: Sequence[Mapping[str, Value]]) -> list[float]:

@@ -1,9 +1,8 @@
 """`muster bench ttb --real`: both arms in wall time on this machine, and what the simulation said beforehand.
 
-    ttb.toml ─ baseline, all parts ─► scaled ─► for each run, on a batch of its own:
-        probe ─► Constants ─► predict baseline, predict all parts        virtual clock
-                              collect baseline, collect all parts        wall clock
-                                  └─► TTB, by cause, beside its prediction
+    ttb.toml ─ baseline, all parts ─► scaled ─► for each run, on a batch of its own, each arm:
+        probe ─► Constants ─► predict      virtual clock
+                              collect      wall clock ─► TTB, by cause, beside its prediction
 
 Law: both arms play the same programs, and a trajectory counts as played only when its verifier found the trace of every
 command. The prediction is made before the run that it is held against, from constants measured on another batch.
@@ -74,6 +73,9 @@ class Lived:
         """Of the prediction, as a share of what was measured; below 0: it took longer than predicted."""
         return self.predicted_s / self.ttb_s - 1
 
+    def __str__(self) -> str:
+        return f"{self.ttb_s:.1f} s, predicted {self.predicted_s:.1f} s; cores busy {self.cpu_share:.0%}"
+
 
 Runs = Mapping[str, Sequence[Lived]]
 """By arm, one for each seed."""
@@ -93,24 +95,29 @@ def read_config(path: Path = BUILT_IN) -> RealConfig:
 
 
 def run_real(declared: Declaration, config: RealConfig, *, say: Say = lambda line: None) -> BenchResult:
-    """Takes minutes, and both cores. An interrupt leaves nothing behind.
+    """Takes minutes, and wants the machine for itself. An interrupt leaves nothing behind.
 
     Raises `ConfigError` for a declaration that cannot be, `SandboxStartError` where no sandbox starts.
+
+    Example: `run_real(ttb_declaration.read(), read_config(), say=print).table()`
     """
     began = clock.now()
     runs: dict[str, list[Lived]] = {BASELINE: [], ALL: []}
-    constants: list[Constants] = []
+    constants: dict[str, list[Constants]] = {BASELINE: [], ALL: []}
     with tempfile.TemporaryDirectory(prefix="muster-ttb-") as root:
         place = Place(root=Path(root), processes=config.processes)
         for seed in range(config.runs):
-            constants.append(_pair(declared, config, seed, place, runs, say))
+            for arm, world, groups in _pair(declared, config, seed):
+                constants[arm].append(measure_constants(world, groups, seed, place))
+                runs[arm].append(lived := live(world, groups, seed, constants[arm][-1], place))
+                say(f"run {seed + 1} of {config.runs}, {arm}: {lived}")
     return BenchResult(
         name="ttb-real",
         rows=[row(arm, lived, config.time) for arm, lived in runs.items()],
         targets=targets(runs),
         notes={
             "config": config.model_dump(),
-            "constants": [asdict(c) for c in constants],
+            "constants": {arm: [asdict(c) for c in measured] for arm, measured in constants.items()},
             "runs": {arm: [_note(x) for x in lived] for arm, lived in runs.items()},
             "docker_start_s": _docker(say),
             "cores": os.cpu_count(),
@@ -120,25 +127,11 @@ def run_real(declared: Declaration, config: RealConfig, *, say: Say = lambda lin
     )
 
 
-def _pair(
-    declared: Declaration, config: RealConfig, seed: int, place: Place, runs: Mapping[str, list[Lived]], say: Say
-) -> Constants:
-    """One batch: constants, then each arm predicted and lived."""
-    everything = declared.world(config.fleet, parts=tuple(declared.parts))
-    groups = scaled_groups(programs(everything.workload, seed), config)
-    worlds = {
-        BASELINE: scaled_world(declared.world(config.fleet), config, groups),
-        ALL: scaled_world(everything, config, groups),
-    }
-    constants = measure_constants(worlds[ALL], groups, seed, place)
-    for arm, world in worlds.items():
-        lived = live(world, groups, seed, constants, place)
-        runs[arm].append(lived)
-        say(
-            f"run {seed + 1} of {config.runs}, {arm}: {lived.ttb_s:.1f} s, predicted {lived.predicted_s:.1f} s; "
-            f"cores busy {lived.cpu_share:.0%}"
-        )
-    return constants
+def _pair(declared: Declaration, config: RealConfig, seed: int) -> list[tuple[str, World, Groups]]:
+    """One batch, and the two arms that live it: name, world, programs; all in our seconds and tokens."""
+    worlds = {BASELINE: declared.world(config.fleet), ALL: declared.world(config.fleet, parts=tuple(declared.parts))}
+    groups = scaled_groups(programs(worlds[ALL].workload, seed), config)
+    return [(arm, scaled_world(world, config, groups), groups) for arm, world in worlds.items()]
 
 
 def live(world: World, groups: Groups, seed: int, constants: Constants, place: Place) -> Lived:

@@ -28,11 +28,10 @@ from muster.rollout.agent import Agent, AgentConfig
 from muster.rollout.attempt import Rollout
 from muster.rollout.renderer import Renderer
 from muster.rollout.spans import SpanRecorder
-from muster.sandbox.config import SandboxConfig
 from muster.sandbox.deadlines import BoundedBackend, DeadlineConfig
 from muster.sandbox.namespace import NamespaceBackend
 from muster.sandbox.pool import Pool
-from muster.sim.collection import NumberedTasks, World, known, loop, parts
+from muster.sim.collection import NumberedTasks, World, known, loop, parts, pool_config
 from muster.sim.timed_sandbox import share
 from muster.types import Launch, Trajectory
 from muster.verifier.script import ScriptVerifier, VerifierConfig
@@ -75,6 +74,8 @@ def collect_real(world: World, groups: Groups, seed: int, place: Place) -> RealR
     """One batch of `groups` in `world`, whose seconds are real.
 
     Raises what stops a run: `EngineError`, `SandboxStartError`, `AdmissionStopped`.
+
+    Example: `collect_real(scaled_world(world, scale, groups), groups, 0, Place(root=Path("/var/tmp/ttb"))).hit_rate`
     """
     return clock.run(collect(world, groups, seed, place))
 
@@ -100,7 +101,7 @@ async def collect(world: World, groups: Groups, seed: int, place: Place) -> Real
             released=fleet.release,
         )
         cohort = NumberedTasks(lambda number: tasks[number % len(tasks)])
-        driven = parts(world, journal, Paced(rollout=rollout, groups=groups), replicas, cohort)
+        driven = parts(world, journal, Paced(rollout=rollout, groups=groups), fleet.replicas, cohort)
         standing = Standing(scheduler=known(world, seed) if world.epochs else None)
         orchestrator = Orchestrator(loop(world.training), driven, standing, directory=scratch, seed=seed)
         started, machine, own_s = clock.now(), Busy.now(), clock.cpu_s()
@@ -154,14 +155,8 @@ def _agent(groups: Groups) -> AgentConfig:
 @contextlib.asynccontextmanager
 async def _pool(world: World, seed: int, place: Place) -> AsyncIterator[Pool]:
     sandboxes = world.sandboxes
-    config = SandboxConfig(
-        state_dir=place.root / "sandboxes",
-        slots=sandboxes.slots,
-        warm=sandboxes.warm,
-        verifier_slots=sandboxes.verifier_slots,
-        boots_per_s=sandboxes.boots_per_s,
-        output_cap_bytes=_OUTPUT_BYTES,
-    )
+    own = {"state_dir": place.root / "sandboxes", "output_cap_bytes": _OUTPUT_BYTES}
+    config = pool_config(sandboxes).model_copy(update=own)
     async with contextlib.AsyncExitStack() as stack:
         bounded = BoundedBackend(NamespaceBackend(config, run="ttb"), DeadlineConfig())
         declared = DeclaredBackend(bounded, sandboxes.times, share=lambda name: share(seed, name))

@@ -41,11 +41,11 @@ def scaled_groups(groups: Sequence[Sequence[Program]], scale: Scale) -> Groups:
 def scaled_world(world: World, scale: Scale, groups: Groups) -> World:
     """The same world for such programs. One batch, at weights that are published before it opens."""
     engine = scaled_engine(world.fleet.config(), scale, longest=max(p.final_tokens for g in groups for p in g))
-    concurrency = world.schedule.concurrency
+    concurrency, slice_s = world.schedule.concurrency, world.sandboxes.slice_s
     return world.with_(
         workload=_workload(world.workload, scale),
         fleet={"engine": engine, "overrides": {}},
-        sandboxes={"times": _times(world.sandboxes.times, scale)},
+        sandboxes={"times": _times(world.sandboxes.times, scale), "slice_s": slice_s and slice_s / scale.time},
         schedule={
             "concurrency": concurrency.model_copy(update={"interval_s": concurrency.interval_s / scale.time}),
         },

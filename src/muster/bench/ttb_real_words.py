@@ -91,7 +91,7 @@ class WordTokenizer:
 class Replies:
     """The policy of the emulated replicas: what each session says next. A `replies.Policy`.
 
-    Example: `EmulatedEngine(config, name="r0", version=INITIAL, policy=Replies(programs(workload, seed)))`
+    Example: `EmulatedEngine(config, name="r0", version=INITIAL, policy=Replies(groups))`
     """
 
     def __init__(self, groups: Groups) -> None:

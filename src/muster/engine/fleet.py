@@ -124,8 +124,13 @@ class Fleet:
         """The session has ended, however. Idempotent, never waits."""
         self._tell(self._router.released(session.id, clock.now()))
 
-    def serving(self, version: Version) -> None:
-        """`version` was delivered to every replica that serves: another one makes a replica stale from now on."""
+    def serving(self, version: Version | None) -> None:
+        """`version` was delivered to every replica that serves: another one makes a replica stale from now on.
+
+        None: the next one is on its way. Until it is delivered, it is right where it was staged, beside the one before.
+        """
+        if version is None:
+            return
         self._expected = version
         for member in self.replicas:
             member.expect(version)

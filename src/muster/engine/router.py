@@ -1,7 +1,7 @@
 """Which replica serves a turn, and when. Pure: no clock, no event loop, no engine; every event says what time it is.
 
     request ─► its cache is at home, or a replica has room ─► placed ─► ended ─► (in a tool) ─► request … ─► released
-           └─► waits in line, the session that began first before others ─► placed by a later event, or withdrawn
+           └─► waits in line, by when the session began and how long it is ─► placed by a later event, or withdrawn
 
 Law: every request is placed exactly once, or withdrawn; the same events give the same decisions. With `affinity` a
 session's turn goes where its cache is. Who has none anywhere gets a replica only when its context fits beside those
@@ -22,7 +22,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from muster.engine.routing.learned import Growth, PrefillRate
+from muster.engine.routing.learned import Growth, Pace, PrefillRate
 from muster.engine.routing.line import Line, Waiting
 from muster.engine.routing.residents import Residents
 
@@ -31,6 +31,17 @@ Policy = Literal["affinity", "round_robin", "least_loaded", "consistent_hash"]
 SIBLINGS_TOGETHER = 4
 """A sibling goes where its group's prompt is while that replica has fewer than so many sessions more than another: a
 prompt is a small part of a session, and siblings are alike, so that a whole group in one place makes it hot."""
+
+TOKENS_A_PLACE = 250
+"""Each 250 tokens of context put a waiting session one place back, as if it had begun one session later: who has little
+needs little room, and how long it will be is unknown as long as it has not run; a long one loses nothing by waiting
+for its end, a short one that turns out long and begins last is the tail of a batch. Nobody starves: whoever begins
+context / 250 sessions later is behind."""
+
+MOVING_PAYS = 2.0
+"""A session leaves its cache for a replica that samples twice as fast now, when that repays computing its context there
+twice: both are estimates, and whoever moved shall not move back. On equal replicas it hardly happens, and moving more
+eagerly costs more than it gains: what is computed again slows all others down."""
 
 UNKNOWN_PREFILL_PER_S = 10_000.0
 """Prompt tokens a second of a replica that has computed none yet."""
@@ -52,7 +63,7 @@ class RouterConfig(BaseModel):
         default=None, ge=0, description="idle residents keep their room so long while others wait; None: M / P"
     )
     headroom: float = Field(
-        default=0.05, ge=0, lt=1, description="share of a replica's cache that is promised to nobody"
+        default=0.02, ge=0, lt=1, description="share of a replica's cache that is promised to nobody"
     )
     request_timeout_s: float = Field(default=1800.0, gt=0, description="deadline of one request at one replica")
     probe_timeout_s: float = Field(default=10.0, gt=0, description="deadline of asking a replica how it is")
@@ -77,6 +88,7 @@ class _Replica:
     kv_capacity_tokens: int
     residents: Residents
     rate: PrefillRate = field(default_factory=PrefillRate)
+    token_s: Pace = field(default_factory=Pace)  # of sampled tokens, waiting and prefill included
     accepts: bool = True
     running: int = 0
     sessions: int = 0  # whose home it is
@@ -86,11 +98,12 @@ class _Replica:
 @dataclass(slots=True, kw_only=True)
 class _Session:
     id: str
-    order: int
+    began: int  # how many had begun before
     group: str
     home: _Replica | None = None
     tokens: int = 0  # its context after the last turn
     busy: bool = False
+    turns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +111,7 @@ class _Running:
     session: _Session
     replica: _Replica
     tokens: int
+    since: float
 
 
 class Router:
@@ -194,7 +208,7 @@ class Router:
         turn = Waiting(
             ticket=ticket,
             session=session,
-            order=known.order,
+            order=known.began + tokens // TOKENS_A_PLACE,
             tokens=tokens,
             reply_tokens=reply_tokens,
             since=now,
@@ -204,7 +218,7 @@ class Router:
         home = known.home
         sticky = self._config.policy == "affinity"
         if sticky and home is not None and home.accepts and home.name not in avoid and session in home.residents:
-            return [self._place(turn, known, home)]
+            return [self._place(turn, known, self._quicker(turn, known, home, now) or home, now)]
         return self._admit(now)
 
     def ended(
@@ -214,9 +228,10 @@ class Router:
         turn = self._running.pop(ticket)
         replica, session = turn.replica, turn.session
         session.tokens, session.busy = tokens, False
-        self._growth.replied(max(0, tokens - turn.tokens))
+        self._growth.replied.saw(max(0, tokens - turn.tokens))
         replica.running -= 1
         replica.rate.computed(computed_tokens, prefill_s)
+        replica.token_s.saw(max(0, tokens - turn.tokens), now - turn.since)
         if session.home is replica:
             replica.residents.rests(session.id, tokens + self._growth.turn_tokens, now)
         return self._admit(now)
@@ -247,11 +262,11 @@ class Router:
     def _session(self, id: str, group: str, tokens: int) -> _Session:
         known = self._sessions.get(id)
         if known is None:
-            known = self._sessions[id] = _Session(id=id, order=self._began, group=group)
+            known = self._sessions[id] = _Session(id=id, began=self._began, group=group)
             self._began += 1
             self._members[group] = self._members.get(group, 0) + 1
         elif known.tokens:
-            self._growth.observed(max(0, tokens - known.tokens))
+            self._growth.observed.saw(max(0, tokens - known.tokens))
         return known
 
     def _admit(self, now: float) -> list[Placed]:
@@ -263,7 +278,7 @@ class Router:
             replica = self._choose(turn, session, now)
             if replica is None:
                 break
-            placed.append(self._place(turn, session, replica))
+            placed.append(self._place(turn, session, replica, now))
         return placed
 
     def _choose(self, turn: Waiting, session: _Session, now: float) -> _Replica | None:
@@ -283,7 +298,7 @@ class Router:
                 return self._with_room(turn, session, replicas, now)
 
     def _with_room(self, turn: Waiting, session: _Session, replicas: list[_Replica], now: float) -> _Replica | None:
-        """The one with the fewest sessions, or the one that has the prompt already; then the one that was used least."""
+        """The one with the fewest sessions, or the one that has the prompt already; then whoever was used least."""
         holders = self._groups.get(session.group, {}) if session.group else {}
         replicas.sort(
             key=lambda r: (
@@ -306,7 +321,27 @@ class Router:
                 self.wake_at = gives_way_at if self.wake_at is None else min(self.wake_at, gives_way_at)
         return None
 
-    def _place(self, turn: Waiting, session: _Session, replica: _Replica) -> Placed:
+    def _quicker(self, turn: Waiting, session: _Session, home: _Replica, now: float) -> _Replica | None:
+        """A replica whose turns are clearly quicker now, when those to come repay computing the context there.
+
+        How many will come nobody knows; a session that has had n turns is expected to have about n more.
+        """
+        free = [
+            r
+            for r in self._replicas.values()
+            if r.accepts and r.running < r.capacity and r.sessions < home.sessions and r.token_s.tokens
+        ]
+        if not free:
+            return None
+        other = min(free, key=lambda r: (r.token_s.each(), r.number))
+        gain_s = session.turns * self._growth.reply_tokens * (home.token_s.each() - other.token_s.each())
+        cost_s = turn.tokens / other.rate.per_s(UNKNOWN_PREFILL_PER_S)
+        if home.token_s.each() < MOVING_PAYS * other.token_s.each() or gain_s < MOVING_PAYS * cost_s:
+            return None
+        room = other.residents.make_room(self._need(turn), now=now, hold_s=self._hold_s(other))
+        return other if room else None
+
+    def _place(self, turn: Waiting, session: _Session, replica: _Replica, now: float) -> Placed:
         self._line.leave(turn.ticket)
         if session.home is not replica:
             self._move_out(session)
@@ -318,7 +353,8 @@ class Router:
         replica.running += 1
         replica.served += 1
         session.busy = True
-        self._running[turn.ticket] = _Running(session=session, replica=replica, tokens=turn.tokens)
+        session.turns += 1
+        self._running[turn.ticket] = _Running(session=session, replica=replica, tokens=turn.tokens, since=now)
         return Placed(ticket=turn.ticket, replica=replica.name)
 
     def _move_out(self, session: _Session) -> None:
@@ -328,7 +364,7 @@ class Router:
             session.home = None
 
     def _need(self, turn: Waiting) -> int:
-        return turn.tokens + min(turn.reply_tokens, round(self._growth.reply_tokens)) + self._growth.turn_tokens
+        return turn.tokens + min(turn.reply_tokens, self._growth.reply_tokens) + self._growth.turn_tokens
 
     def _hold_s(self, replica: _Replica) -> float:
         if self._config.hold_s is not None:

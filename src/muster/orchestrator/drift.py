@@ -6,7 +6,9 @@ After each step the trainer scores a sample of the tokens it trained on again; `
 between the two versions on it. Its root is a distance: over one sample of tokens, root-mean-square log-ratios obey the
 triangle inequality (Minkowski's, in L2), as KL does not. So the sum over the steps between two versions is an upper
 estimate of what a direct comparison would find, exact when every step moves the same way; an estimate, because each
-step is measured on tokens of its own.
+step is measured on tokens of its own. Those were trained and move further than others as a rule: three steps on the
+starter model read 0.84, 0.03 and 0.12 nats, and moved the tokens of the batch after them by 0.12, 0.04 and 0.04. The
+odometer keeps out what may be far; how far it is, the trainer measures.
 
 Law: pure. What was not measured is not taken for small: such a step counts as the largest that was seen. The record of
 the steps is all there is, so a resumed run reads the same distances as one that was never interrupted.

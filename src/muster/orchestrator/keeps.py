@@ -5,9 +5,10 @@
                                                         ─► graded, cancelled, group ended: given back
 
 Law: attribution first. A keep point serves only what infrastructure lost and what died with this process; how a model
-ended its own attempt stands. The word outlives the state on its way in, and is outlived by it on its way out, so a
-process killed at any instant leaves nothing that the next one cannot find: a row that nobody needs is seen by what the
-journal says of its group and sibling, and given back.
+ended its own attempt stands. A row is written when its state is there, and deleted when the state is gone, so that a
+process killed at any instant leaves nothing that the next one cannot find: a row that nobody needs shows by what the
+journal says of its group and sibling, and its state is given back. Only a state whose row was not written yet is lost
+sight of; the backend removes it when its time is over.
 """
 
 from __future__ import annotations

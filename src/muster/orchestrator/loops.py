@@ -308,7 +308,7 @@ class Orchestrator:
         return batch
 
     async def _refused(self, batch: Batch) -> bool:
-        """Look once more at what is stale in it, now that the policy has moved, and measure it exactly if configured so.
+        """Look once more at what is stale in it, now that the policy has moved, and measure it if so configured.
         A batch with a group over a limit is given back, and filled again.
         """
         refused = self._p.scheduler.stale(batch)

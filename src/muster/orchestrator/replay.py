@@ -54,9 +54,10 @@ class ReplayConfig(BaseModel):
         default=0.125, gt=0, le=0.25, description="replayed trajectories in a batch, over the fresh ones it needs"
     )
     max_divergence: float = Field(
-        default=0.3,
+        default=1.0,
         gt=0,
-        description="distance (nats, root-mean-square log-ratio, by the odometer) beyond which a success is too old",
+        description="distance (nats, root-mean-square log-ratio, by the odometer, which tends to read high) beyond "
+        "which a success is too old",
     )
     max_uses: int = Field(default=4, ge=1, description="times that one success is replayed")
     per_task: int = Field(default=4, ge=1, description="successes kept of a task, the newest")

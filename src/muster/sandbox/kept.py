@@ -11,7 +11,6 @@ in the last moments before it may be there by name alone.
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
@@ -54,11 +53,8 @@ class KeptStates:
             self.directory.mkdir(parents=True, exist_ok=True)
             path = _path(self.directory, snapshot.id)
             draft = path.with_suffix(".new")
-            with draft.open("w", encoding="utf-8") as file:
-                json.dump(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
+            draft.write_text(json.dumps(state), encoding="utf-8")
+            draft.replace(path)  # no fsync, which holds up the event loop: what it would guard against is not trusted
         except OSError:
             return False
         self._here[snapshot.id] = snapshot

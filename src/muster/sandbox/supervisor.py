@@ -176,10 +176,13 @@ class Supervisor:
         """Kill the process namespace with all in it. Does not wait; `exited` tells."""
         if not self.alive:
             return
-        # bubblewrap ends by itself once PID 1 is reaped; killed first, it would not wait for the others to die
-        pidfd = self._init_pidfd if self._init_pidfd >= 0 else self._pidfd
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            if self._init_pidfd >= 0:
+                # bubblewrap ends by itself once PID 1 is reaped; killed first, it would not wait for the others to die
+                signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
+            else:
+                # a PID 1 that was just made waits for bubblewrap, not yet bound to die with it: it would wait forever
+                os.killpg(self.pid, signal.SIGKILL)
 
     async def _ask(self, id: str, request: str) -> int:
         future: asyncio.Future[int | None] = self._loop.create_future()
@@ -295,6 +298,7 @@ def _spawn(argv: list[str], seccomp: Path, groups: tuple[Path, ...]) -> Supervis
                     for number, path in enumerate(groups)
                 ),
             ],
+            setpgroup=0,  # of its own: it is killed with what it began, and no interrupt at our terminal reaches it
             # Python ignores these two, and a child would inherit that
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
         )

@@ -1,6 +1,7 @@
 """The laws that only the record can show, checked when a life of the orchestrator ends.
 
     launches ─► trajectories ⊎ drops        groups ─► trained ⊎ dropped ⊎ what the scheduler still holds
+    groups from admission to end ─► never more at once than over-launching allows
 
 Law: reads the journal alone, as a report would, and compares it with what the scheduler says that it holds.
 """

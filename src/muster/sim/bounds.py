@@ -28,11 +28,12 @@ and there is one more: `joint`, the least time for which batch, slots and cache 
 score above 2 there is a bug; a score below 1 is possible only by selection, and is then biased.
 
 What a score above 1 may be made of, apart from bad scheduling. The bounds know how long each trajectory will be, and a
-scheduler does not: one that starts the longest last adds up to its length to `slots`. `path` has the longest one alone
-on its engine, where it in truth shares every step with the others on its replica, of which none knows that it is the
-longest: at D rows with contexts like its own it decodes (step_s + D·w) / (step_s + w) times slower, w = row_s +
-context_s · context. With that factor at 3 and thinking half of the path, no scheduler reaches 1.2 while all replicas
-are in use; fewer trajectories on each are the only cure.
+scheduler does not: one that starts the longest last adds up to its length to `slots`. And `path` has the longest one
+alone on its engine, where in truth it shares each step with whoever is on its replica: among D rows with contexts like
+its own it decodes (step_s + D·w) / (step_s + w) times as long, w = row_s + context_s · context. On two H100 with a 32B
+model that is 2.0 for eight rows of 40 k tokens; when thinking is half of the path, company to its end makes 1.5. Where
+more trajectories are long than there are replicas, `joint` counts this; for fewer, only less company helps, or faster
+engines: 1.2 is then out of reach for whoever cannot know which one is the longest.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.engine.emulated.config import EmulatedEngineConfig
-from muster.sim.engine_bounds import EngineWork, Turns
+from muster.sim.engine_bounds import EngineWork
+from muster.sim.turns import Turns
 
 Array = npt.NDArray[np.float64]
 
@@ -114,29 +116,60 @@ class Bounds:
         return ttb_s / limit if limit else None
 
 
-def lower_bounds(cohort: Cohort, capacity: Capacity) -> Bounds:
+def lower_bounds(cohort: Cohort, capacity: Capacity, *, overlapping: bool = False) -> Bounds:
     """Every bound that `capacity` allows. Seconds.
+
+    overlapping: batches are collected while others are, and the time between two of them has only the bounds of what
+    each must take of the machines: nothing of it begins or ends with the batch.
 
     Example: `lower_bounds(cohort, Capacity(sandbox_slots=64, server=preset("h100-llama-8b"), replicas=8)).active`
     """
     if not len(cohort):
         return Bounds(seconds={}, unknown=())
     work = _work(cohort, capacity)
+    if overlapping:
+        return _known(_shares(cohort, capacity, work))
     thinking_N = work.alone_s_N if work else _thinking(cohort, capacity)
     paths_N = None if thinking_N is None else cohort.sandbox_s_N + thinking_N + cohort.tool_s_N + cohort.verify_s_N
     bounds: dict[str, float | None] = {
         "engine": work.busy_s if work else _engine(cohort, capacity),
         "path": None if paths_N is None else float(paths_N.max()),
-        "slots": _slots(cohort, capacity, thinking_N, shared_s=work.shared_s if work else 0.0),
+        "slots": _slots(cohort, capacity, thinking_N, _shared(capacity, work)),
         "kv": _kv(cohort, capacity, work),
         "verify": _verify(cohort, capacity, paths_N),
         "boot": _boot(capacity, paths_N),
         "cpu": _ratio(float(cohort.cpu_s_N.sum()), capacity.cores) if cohort.cpu_s_N is not None else None,
     }
-    known = {name: value for name, value in bounds.items() if value is not None}
     if work and paths_N is not None:
-        known["joint"] = _joint(cohort, capacity, work, paths_N)
-    return Bounds(seconds=known, unknown=tuple(name for name, value in bounds.items() if value is None))
+        bounds["joint"] = _joint(cohort, capacity, work, paths_N)
+    return _known(bounds)
+
+
+def _known(bounds: Mapping[str, float | None]) -> Bounds:
+    return Bounds(
+        seconds={name: value for name, value in bounds.items() if value is not None},
+        unknown=tuple(name for name, value in bounds.items() if value is None),
+    )
+
+
+def _shares(cohort: Cohort, capacity: Capacity, work: EngineWork | None) -> dict[str, float | None]:
+    """What a batch takes of each kind of machine, in seconds of all of that kind."""
+    held_N = _whole(cohort, capacity, work.alone_s_N if work else _thinking(cohort, capacity))
+    return {
+        "engine": work.share_s if work else _engine(cohort, capacity),
+        "slots": None
+        if held_N is None
+        else _ratio(float(held_N.sum()) + _shared(capacity, work), capacity.sandbox_slots),
+        "kv": _kv(cohort, capacity, work),
+        "verify": _ratio(float(cohort.verify_s_N.sum()), capacity.verifier_slots),
+        "boot": _ratio(float(len(cohort)), capacity.boots_per_s),
+        "cpu": _ratio(float(cohort.cpu_s_N.sum()), capacity.cores) if cohort.cpu_s_N is not None else None,
+    }
+
+
+def _shared(capacity: Capacity, work: EngineWork | None) -> float:
+    """Slot seconds of computing what siblings share."""
+    return work.shared_s if work and capacity.hold_while_thinking else 0.0
 
 
 def _work(cohort: Cohort, capacity: Capacity) -> EngineWork | None:
@@ -168,18 +201,24 @@ def _held(cohort: Cohort, capacity: Capacity) -> Array:
     return held_N + cohort.verify_s_N if capacity.hold_while_verifying else held_N
 
 
-def _slots(cohort: Cohort, capacity: Capacity, thinking_N: Array | None, *, shared_s: float) -> float | None:
-    slots = capacity.sandbox_slots
-    if not slots:
+def _whole(cohort: Cohort, capacity: Capacity, thinking_N: Array | None) -> Array | None:
+    """The same with thinking, where a slot is held meanwhile; None: unknown."""
+    held_N = _held(cohort, capacity)
+    if not capacity.hold_while_thinking:
+        return held_N
+    return None if thinking_N is None else held_N + thinking_N
+
+
+def _slots(cohort: Cohort, capacity: Capacity, thinking_N: Array | None, shared_s: float) -> float | None:
+    slots, held_N = capacity.sandbox_slots, _whole(cohort, capacity, thinking_N)
+    if not slots or held_N is None:
         return None
-    held_N, after_s = _held(cohort, capacity), 0.0 if capacity.hold_while_verifying else float(cohort.verify_s_N.min())
-    if not capacity.hold_while_thinking:  # then held in pieces
-        return float(held_N.sum()) / slots + after_s
-    if thinking_N is None:
-        return None
-    held_N = np.sort(held_N + thinking_N)[::-1]
-    in_a_row = [held_N[k * slots - k : k * slots + 1].sum() for k in range(1, (len(held_N) - 1) // slots + 1)]
-    return float(max([(held_N.sum() + shared_s) / slots, *in_a_row])) + after_s
+    seconds = [(float(held_N.sum()) + shared_s) / slots]
+    if capacity.hold_while_thinking:  # in one piece
+        longest_N = np.sort(held_N)[::-1]
+        in_a_row = range(1, (len(held_N) - 1) // slots + 1)
+        seconds += [float(longest_N[k * slots - k : k * slots + 1].sum()) for k in in_a_row]
+    return max(seconds) + (0.0 if capacity.hold_while_verifying else float(cohort.verify_s_N.min()))
 
 
 def _kv(cohort: Cohort, capacity: Capacity, work: EngineWork | None) -> float | None:

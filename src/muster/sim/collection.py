@@ -200,7 +200,7 @@ async def collect(world: World, seed: int, *, groups: Groups | None = None) -> C
         replicas = [EmulatedReplica(f"engine{i}", engine, policy=texts) for i in range(world.fleet.replicas)]
         fleet = Fleet(replicas, world.fleet.router)
         backend = TimedBackend(world.sandboxes.times, seed=seed)
-        pool = Pool(backend, _pool_config(world.sandboxes))
+        pool = Pool(backend, pool_config(world.sandboxes))
         plan = _plan(world, seed, groups)
         attempts = PlannedAttempts(
             program=lambda launch: plan(number_of(launch.task.id))[launch.sibling],
@@ -296,7 +296,8 @@ def known(world: World, seed: int) -> dict[str, Any]:
     return {**fresh.state(), "expectation": expectation.state()}
 
 
-def _pool_config(sandboxes: SandboxWorld) -> SandboxConfig:
+def pool_config(sandboxes: SandboxWorld) -> SandboxConfig:
+    """The pool of such sandboxes."""
     return SandboxConfig(
         slots=sandboxes.slots,
         warm=sandboxes.warm,

@@ -40,83 +40,12 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.sim.turns import Turns
 
 Array = npt.NDArray[np.float64]
 
 _HALVINGS = 60
 """Of the interval that holds the joint bound: to the last bit of a float."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
-    """Every turn of a cohort, one entry each, a trajectory's in order.
-
-    trajectory_T: its index in the cohort
-    context_T: tokens of the prompt, history included
-    reply_T: tokens sampled
-    fresh_T: tokens of the prompt that no cache can hold; at least 1, the last
-    shared_T: of these, how many another trajectory might compute in its stead
-    own_T: tokens of the prompt that no other trajectory has
-    tool_s_T: seconds of the command that follows
-    """
-
-    trajectory_T: npt.NDArray[np.int64]
-    context_T: Array
-    reply_T: Array
-    fresh_T: Array
-    shared_T: Array
-    own_T: Array
-    tool_s_T: Array
-
-    @classmethod
-    def of(cls, groups: list[list[list[tuple[int, int, float]]]], *, common_tokens: int = 0) -> Turns:
-        """groups: [group][sibling][turn] of (context, reply, command seconds). The siblings' first prompts are equal,
-        the first `common_tokens` of them in all groups: each is computed once.
-
-        A context that shrinks begins anew (compaction); how much of it a cache holds is then unknown, so nothing of it
-        is counted as fresh but the last token.
-
-        Example: `Turns.of([[[(1000, 200, 1.5), (1700, 90, 0.0)]]])`
-        """
-        rows: list[tuple[float, ...]] = []
-        index, seen = 0, 0
-        for group in groups:
-            known = seen  # of the next sibling's first prompt
-            for turns in group:
-                prompt = turns[0][0] if turns else 0
-                before, shared = known, prompt if len(group) > 1 else min(prompt, common_tokens)
-                for context, reply, tool_s in turns:
-                    fresh = max(1, context - before)
-                    stand_in = max(0, min(fresh - 1, shared - before))
-                    rows.append((index, context, reply, fresh, stand_in, max(0, context - prompt), tool_s))
-                    before, shared = context + max(0, reply - 1), 0  # the last token said is not computed
-                known = max(known, prompt)
-                index += 1
-            seen = common_tokens if group else seen
-        columns = np.array(rows, np.float64).reshape(-1, 7).T
-        return cls(
-            trajectory_T=columns[0].astype(np.int64),
-            context_T=columns[1],
-            reply_T=columns[2],
-            fresh_T=columns[3],
-            shared_T=columns[4],
-            own_T=columns[5],
-            tool_s_T=columns[6],
-        )
-
-    def among(self, members_N: npt.NDArray[np.bool_]) -> Turns:
-        """Those of some trajectories, without what others might compute in their stead."""
-        mine_T = members_N[self.trajectory_T]
-        index_N = np.cumsum(members_N) - 1
-        return Turns(
-            trajectory_T=index_N[self.trajectory_T[mine_T]],
-            context_T=self.context_T[mine_T],
-            reply_T=self.reply_T[mine_T],
-            fresh_T=(self.fresh_T - self.shared_T)[mine_T],
-            shared_T=np.zeros(int(mine_T.sum())),
-            own_T=self.own_T[mine_T],
-            tool_s_T=self.tool_s_T[mine_T],
-        )
 
 
 @dataclass(frozen=True)
@@ -170,19 +99,28 @@ class EngineWork:
         return self.rows_s + float(self._chunk_s(self.turns.fresh_T).sum())
 
     @cached_property
-    def steps(self) -> float:
-        """The fewest that all replicas together can do with."""
+    def full_steps(self) -> float:
+        """Steps of all replicas together if each were full."""
         tokens = self.rows + float(self.turns.fresh_T.sum())
-        own_tokens_T = self.turns.fresh_T - self.turns.shared_T
-        own = self._by_trajectory(self.rows_T + np.ceil(own_tokens_T / self.server.max_step_tokens))
         in_memory = self.pinned[0] / self.server.kv_capacity_tokens
-        by_rows, by_tokens = self.rows / self.server.max_running, tokens / self.server.max_step_tokens
-        return max(by_rows, by_tokens, in_memory, float(own.max()))
+        return max(self.rows / self.server.max_running, tokens / self.server.max_step_tokens, in_memory)
+
+    @cached_property
+    def steps(self) -> float:
+        """The fewest that all replicas together can do with, when nothing but this is to do."""
+        own_tokens_T = self.turns.fresh_T - self.turns.shared_T
+        own_N = self._by_trajectory(self.rows_T + np.ceil(own_tokens_T / self.server.max_step_tokens))
+        return max(self.full_steps, float(own_N.max()))
 
     @property
     def busy_s(self) -> float:
         """Seconds that the work takes all replicas together, at the best batching."""
         return (self.flow_s + self.steps * self.server.timing.step_s) / self.replicas
+
+    @property
+    def share_s(self) -> float:
+        """The same beside other work, which fills its steps."""
+        return (self.flow_s + self.full_steps * self.server.timing.step_s) / self.replicas
 
     @cached_property
     def roots(self) -> float:

@@ -46,19 +46,20 @@ class FakeRates:
     cached_sequences: int = 256
 
 
-def logprobs_of(tokens: Ints, version: Version, temperature: float) -> Floats:
-    """A made-up log-probability per token, a fixed function of its past, the version and the temperature.
+def logprobs_of(tokens: Ints, version: Version, temperature: float, *, start: int = 0) -> Floats:
+    """A made-up log-probability for each token from `start` on, a fixed function of its past, version and temperature.
 
     A polynomial hash of every prefix, keyed and mixed; whole arrays at a time, since the simulator lives on it.
     """
     if len(tokens) == 0:
         return np.zeros(0, dtype=np.float32)
     key = hashlib.blake2b(f"{version.digest}|{temperature}".encode(), digest_size=8).digest()
-    past = np.cumsum((tokens.astype(np.uint64) + np.uint64(1)) * _powers(len(tokens)), dtype=np.uint64)
+    past = np.cumsum((tokens.astype(np.uint64) + np.uint64(1)) * _powers(len(tokens)), dtype=np.uint64)[start:]
     mixed = (past ^ np.frombuffer(key, np.uint64)) * _ODD
     mixed = (mixed ^ (mixed >> np.uint64(29))) * _ODD
     out = np.float32(-0.05) - (mixed >> np.uint64(56)).astype(np.float32) / np.float32(255.0)
-    out[0] = 0.0
+    if start == 0:
+        out[0] = 0.0
     return out
 
 
@@ -77,7 +78,7 @@ class _Request:
     """A reply being decoded: `done` of its `reply` tokens exist, with their versions."""
 
     tokens: Ints
-    reply: Sequence[int]
+    reply: Ints
     version: int  # when it started; only requests of one version share cache
     versions: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
@@ -88,7 +89,7 @@ class _Request:
 
     @property
     def sequence(self) -> Ints:
-        return np.concatenate([self.tokens, np.array(self.reply[: len(self.versions)], dtype=np.int32)])
+        return np.concatenate([self.tokens, self.reply[: len(self.versions)]])
 
 
 class FakeReplica:
@@ -253,7 +254,7 @@ class FakeReplica:
         reply, finish = _cut(self._policy(tokens, session, self.version), sampling.stop_tokens, room)
         request = _Request(
             tokens=tokens,
-            reply=reply,
+            reply=np.array(reply, dtype=np.int32),
             version=self.version.number,
             spent_s={"queue_s": clock.now() - arrived},
         )
@@ -270,7 +271,7 @@ class FakeReplica:
             self._live.remove(request)
             self._remember(request.sequence)
         return Completion(
-            tokens_T=np.array(reply[: len(request.versions)], dtype=np.int32),
+            tokens_T=request.reply[: len(request.versions)],
             logprobs_T=np.array(request.logprobs, dtype=np.float32),
             versions_T=np.array(request.versions, dtype=np.int32),
             finish="abort" if request.aborted else finish,
@@ -291,7 +292,9 @@ class FakeReplica:
         await self._spend(request, "decode_s", wanted * self._rates.decode_token_s, once=True)
         made = min(wanted, int((clock.now() - started) / self._rates.decode_token_s + 1e-6))
         request.versions += [version.number] * made
-        request.logprobs += logprobs_of(request.sequence, version, temperature)[-made:].tolist() if made else []
+        if made:
+            sequence = request.sequence
+            request.logprobs += logprobs_of(sequence, version, temperature, start=len(sequence) - made).tolist()
         self._counts["generated"] += made
         if not request.aborted:
             await self._held(request)

@@ -15,7 +15,8 @@ from muster.errors import SandboxLost, SandboxStartError
 from muster.sandbox.port import MAIN, Counters, Mount, Result, Sandbox, Snapshot
 from muster.sim.chaos import Chaos, Fault
 from muster.sim.fake_sandbox import FakeBackend, FakeSandbox
-from muster.sim.scenario import Lognormal, Scenario
+from muster.sim.scenario import Scenario
+from muster.sim.workload import Lognormal
 from muster.types import ImageSpec, Limits
 
 OUTAGE_S = 600.0
@@ -29,6 +30,7 @@ class FaultyBackend:
     def __init__(self, inner: FakeBackend, scenario: Scenario, chaos: Chaos, *, leaks: bool = False) -> None:
         self.inner = inner
         self.leaks = leaks
+        self.most_live = 0
         self._scenario = scenario
         self._chaos = chaos
 
@@ -50,6 +52,7 @@ class FaultyBackend:
             chaos.sabotage(label)
             raise SandboxStartError(f"{label}: injected")
         sandbox = await self.inner.fork(snapshot, limits=limits, label=label, mounts=mounts, toolchain=toolchain)
+        self.most_live = max(self.most_live, self.inner.live)
         return FaultySandbox(sandbox, self, chaos)
 
     async def restore(self, id: str) -> Snapshot | None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from muster.journal import BatchRow, GroupRow, Journal, SpanRow, TrajectoryRow
 from muster.sim.bounds import Bounds, Capacity, Cohort, lower_bounds
+from muster.sim.fit_engine import by_owner
 from muster.types import Stage, Turn
 
 Spans = Mapping[str, Sequence[SpanRow]]
@@ -33,7 +34,7 @@ def bounds_by_batch(journal: Journal) -> dict[int, Bounds]:
     batches = journal.rows(BatchRow)
     groups = {g.id: g for g in journal.rows(GroupRow)}
     trajectories = {t.id: t for t in journal.rows(TrajectoryRow, "purpose = 'train'")}
-    spans = _by_owner(journal.rows(SpanRow))
+    spans = by_owner(journal.rows(SpanRow))
     capacity = fit_capacity(trajectories.values(), spans, journal.meta().get("config") or {})
     bounds: dict[int, Bounds] = {}
     for batch in batches:
@@ -126,13 +127,6 @@ def _fresh_tokens(members: Sequence[TrajectoryRow], turns: Sequence[Sequence[Tur
 
 def _seconds(spans: Iterable[SpanRow], *stages: Stage) -> float:
     return sum(s.end - s.start for s in spans if s.stage in stages)
-
-
-def _by_owner(rows: Iterable[SpanRow]) -> dict[str, list[SpanRow]]:
-    owners: dict[str, list[SpanRow]] = {}
-    for row in rows:
-        owners.setdefault(row.owner, []).append(row)
-    return owners
 
 
 def _setting(config: Mapping[str, Any], *path: str) -> Any:

@@ -16,7 +16,7 @@ turn: with several, each is taken to have an equal share of what ran.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,11 @@ class EngineFit:
     timing: EngineTiming
     visits: int
     error: float
+
+    def faster(self, factor: float) -> EngineFit:
+        """The same engine, each of whose steps takes `factor` of the time."""
+        fields = {name: seconds * factor for name, seconds in self.timing.model_dump().items()}
+        return replace(self, timing=EngineTiming(**fields))
 
 
 def visits_of(trajectory: TrajectoryRow, spans: Sequence[SpanRow]) -> list[Visit]:

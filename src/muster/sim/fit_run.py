@@ -27,13 +27,13 @@ from muster.sim.fit_programs import (
     program_of,
     sandbox_seconds,
 )
+from muster.sim.fit_sharing import TRAINER, Shares, shares
 from muster.sim.fit_world import Fitted, Measured, Setup
 from muster.sim.programs import Mishaps
 from muster.sim.timed_sandbox import SandboxTimes
 from muster.sim.workload import Lognormal
 from muster.types import DeviceState, PublicationRecord
 
-TRAINER = "trainer"
 RECENT = 8
 """Batches of a long run that are fitted, the latest."""
 SETTLED = 3
@@ -47,10 +47,13 @@ _FEW = 8
 Array = npt.NDArray[np.float64]
 
 
-def fit_run(journal: Journal, setup: Setup, *, engine: EmulatedEngineConfig | None = None) -> Fitted:
-    """Fit the latest batches of a run. `engine`: take this server instead of fitting one.
+def fit_run(
+    journal: Journal, setup: Setup, *, engine: EmulatedEngineConfig | None = None, shared_cores: bool = False
+) -> Fitted:
+    """Fit the latest batches of a run.
 
-    Raises `UserError` when the run is too short to learn from.
+    engine: take this server instead of fitting one. shared_cores: engines and trainer were processes of one machine;
+    what they slowed each other down is taken out (`fit_sharing`). Raises `UserError` when the run is too short.
     """
     batches, skipped = _recent(journal.rows(BatchRow))
     order = _order(journal.rows(GroupRow), batches)
@@ -62,7 +65,7 @@ def fit_run(journal: Journal, setup: Setup, *, engine: EmulatedEngineConfig | No
     if not groups:
         raise UserError("the run has no complete group yet: there is nothing to plan with")
     seconds = [sandbox_seconds(spans.get(t.id, ())) for t in own]
-    times = sandbox_times(seconds, warm=setup.warm)
+    times = sandbox_times(seconds, warm=setup.sandbox.warm)
     shared = common_tokens(groups)
     boot_s = times.boot_s.median
     programs = tuple(
@@ -72,16 +75,20 @@ def fit_run(journal: Journal, setup: Setup, *, engine: EmulatedEngineConfig | No
     stage_s = _median(p.stage_s for p in _published(journal))
     pause_s = _median(p.pause_s for p in _published(journal))
     sampled = {t.id: t.sampled_tokens for t in own}
-    visits = [v for t in rows for v in visits_of(t, spans.get(t.id, ()))]
+    start, end = batches[0].opened_at, batches[-1].ready_at
+    alone = shares(journal.rows(DeviceRow), start, end) if shared_cores else Shares()
+    meanwhile = (t for t in rows if t.ended > start and t.started < end)
+    visits = [v for t in meanwhile for v in visits_of(t, spans.get(t.id, ()))]
     return Fitted(
         groups=programs,
         measured=_measured(batches, skipped),
-        engine=engine or fit_timing(visits, setup.limits, replicas=setup.replicas),
+        engine=engine or fit_timing(visits, setup.limits, replicas=setup.replicas).faster(alone.engine),
         times=times,
-        training=training_times(journal, batches, sampled, stage_s + pause_s),
+        training=_faster(training_times(journal, batches, sampled, stage_s + pause_s), alone.trainer),
         stage_s=stage_s,
         pause_s=pause_s,
         mishaps=Mishaps(**infrastructure_losses(own)),
+        alone=alone,
         notes=_notes(groups, journal.count(GroupRow), engine),
     )
 
@@ -116,22 +123,31 @@ def sandbox_times(seconds: Sequence[SandboxSeconds], *, warm: int) -> SandboxTim
 def training_times(
     journal: Journal, batches: Sequence[BatchRow], sampled: Mapping[str, int], published_s: float
 ) -> TrainingWorld:
-    """Seconds of a step, an export, an evaluation and a checkpoint.
+    """Seconds of a step, an export, an evaluation and a checkpoint; and how far a step moves the policy.
 
     published_s: of a publication, what the engines account for; the rest of its latency is the trainer's.
     """
     members = {b.step: sum(sampled.get(m, 0) for m in b.members) for b in batches}
-    step_s, token_s = _step_times([s for s in journal.rows(StepRow) if members.get(s.step)], members)
+    own = [s for s in journal.rows(StepRow) if members.get(s.step)]
+    step_s, token_s = _step_times(own, members)
+    drift_m2 = _median(s.metrics["drift_m2"] for s in own if "drift_m2" in s.metrics)
     evaluations = journal.evaluations()
     later = [e for e in evaluations if e.step > 0] or evaluations
     latency_s = _median(p.latency_s for p in _published(journal))
     return TrainingWorld(
         step_s=step_s,
         token_s=token_s,
+        drift_m2=drift_m2,
         export_s=max(0.0, latency_s - published_s),
         evaluate_s=_median(e.ended - e.started for e in later),
         checkpoint_s=_checkpoint_s(journal.rows(DeviceRow, "device = ?", TRAINER)),
     )
+
+
+def _faster(training: TrainingWorld, factor: float) -> TrainingWorld:
+    """What the trainer does itself, in `factor` of the time."""
+    own = ("step_s", "token_s", "export_s", "checkpoint_s")
+    return training.model_copy(update={name: getattr(training, name) * factor for name in own})
 
 
 def _published(journal: Journal) -> list[PublicationRecord]:

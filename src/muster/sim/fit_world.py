@@ -19,9 +19,11 @@ from muster.engine.router import RouterConfig
 from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.loops import LoopConfig
 from muster.publish.publisher import PublisherConfig
+from muster.sandbox.config import SandboxConfig
 from muster.sim.collection import FleetWorld, SandboxWorld, TrainingWorld, World
 from muster.sim.fit_engine import EngineFit
 from muster.sim.fit_programs import Groups
+from muster.sim.fit_sharing import Shares
 from muster.sim.programs import Mishaps
 from muster.sim.timed_sandbox import SandboxTimes
 from muster.sim.workload import Lognormal, WorkloadConfig
@@ -29,7 +31,7 @@ from muster.sim.workload import Lognormal, WorkloadConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What was configured. `limits`: the engine without its timing; sandbox numbers as in `SandboxConfig`."""
+    """What was configured. `limits`: the engine without its timing."""
 
     schedule: SchedulerConfig
     loop: LoopConfig
@@ -37,10 +39,7 @@ class Setup:
     limits: EmulatedEngineConfig
     replicas: int
     router: RouterConfig
-    slots: int
-    warm: int
-    verifier_slots: int
-    boots_per_s: float | None = None
+    sandbox: SandboxConfig
 
     @classmethod
     def of(cls, config: RunConfig) -> Setup:
@@ -60,10 +59,7 @@ class Setup:
             ),
             replicas=engine.replicas,
             router=config.router,
-            slots=config.sandbox.slots,
-            warm=config.sandbox.warm,
-            verifier_slots=config.sandbox.verifier_slots,
-            boots_per_s=config.sandbox.boots_per_s,
+            sandbox=config.sandbox,
         )
 
 
@@ -97,7 +93,7 @@ class Fitted:
     """What was measured. `training` has the times; steps and rhythm are configured. `engine`: a fit, or what the user
     named.
 
-    stage_s, pause_s: of a publication, at each engine.
+    stage_s, pause_s: of a publication, at each engine. alone: shares that were taken out of all times.
     """
 
     groups: Groups
@@ -108,11 +104,12 @@ class Fitted:
     stage_s: float
     pause_s: float
     mishaps: Mishaps
+    alone: Shares
     notes: tuple[str, ...] = ()
 
     def world(self, setup: Setup, *, batches: int) -> World:
         """The world of this run under `setup`, which may differ from how it was configured; `batches` are trained."""
-        schedule, engine = setup.schedule, self._engine(setup)
+        schedule, sandbox, engine = setup.schedule, setup.sandbox, self._engine(setup)
         return World(
             workload=WorkloadConfig(
                 groups=schedule.groups_per_batch,
@@ -122,10 +119,11 @@ class Fitted:
             ),
             fleet=FleetWorld(replicas=setup.replicas, engine=engine, router=setup.router),
             sandboxes=SandboxWorld(
-                slots=setup.slots,
-                warm=setup.warm,
-                verifier_slots=setup.verifier_slots,
-                boots_per_s=setup.boots_per_s,
+                slots=sandbox.slots,
+                warm=sandbox.warm,
+                verifier_slots=sandbox.verifier_slots,
+                boots_per_s=sandbox.boots_per_s,
+                slice_s=sandbox.slice_s,
                 times=self.times,
             ),
             schedule=schedule,

@@ -1,7 +1,7 @@
 """The laws of a run, and those of them that are checked while it goes.
 
-    an attempt starts / ends ─► slots, attribution, versions, budget, ttb (its spans tile its life)
-    a batch reaches the trainer ─► complete, staleness, once
+    an attempt starts / ends ─► slots, attribution, kept, versions, budget, ttb (its spans tile its life)
+    a batch reaches the trainer ─► complete, staleness, divergence, once, replay
     weights leave the trainer ─► weights
     nothing happens for hours ─► liveness
 
@@ -45,7 +45,7 @@ class Law(StrEnum):
     SURPLUS = "surplus"  # no more groups are held than over-launching allows; what becomes of them is as configured
     LOST = "lost"  # no group that was collected is forgotten, also over a kill
     KEPT = "kept"  # what was continued begins as it was kept: tokens, log-probabilities, versions, turns
-    SLOTS = "slots"  # no more live trajectories than slots
+    SLOTS = "slots"  # no more live trajectories than slots, no more sandboxes than the pool has
     BUDGET = "budget"  # an attempt's own time ends at its budget
     SANDBOXES = "sandboxes"  # every sandbox and frozen state is given back
     LIVENESS = "liveness"  # something happens, and the run ends

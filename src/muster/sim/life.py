@@ -23,7 +23,7 @@ from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.dispatch import Dispatcher
 from muster.orchestrator.loops import LoopConfig, Orchestrator, Parts
 from muster.orchestrator.record import JournalSink
-from muster.orchestrator.resume import standing
+from muster.orchestrator.resume import Standing, standing
 from muster.orchestrator.status import PoolStatus
 from muster.publish.publisher import Publisher, PublisherConfig
 from muster.rollout.agent import Agent, AgentConfig
@@ -81,7 +81,7 @@ class Life:
     """What one process holds."""
 
     journal: MortalJournal
-    backend: FakeBackend
+    backend: FaultyBackend
     pool: Pool
     scheduler: breaks.BrokenScheduler
     orchestrator: Orchestrator
@@ -91,14 +91,10 @@ def begin(cast: Cast, journal: MortalJournal, directory: Path) -> Life:
     """Start a process where the journal says that the run stands."""
     world, chaos = cast.scenario, cast.chaos
     backend = FaultyBackend(FakeBackend(disk=cast.disk), world, chaos, leaks=cast.broken is Law.SANDBOXES)
-    fleet = world.fleet
-    pool = Pool(
-        BoundedBackend(backend, DeadlineConfig()),
-        SandboxConfig(slots=fleet.sandboxes, warm=fleet.warm, verifier_slots=fleet.verifiers, slice_s=fleet.slice_s),
-    )
+    pool = Pool(BoundedBackend(backend, DeadlineConfig()), _sandboxes(world))
     schedule, agent = _schedule(world), _agent(world)
     breaks.settings(cast.broken, schedule, agent)
-    serving = Fleet(cast.replicas, RouterConfig(policy=fleet.routing))
+    serving = Fleet(cast.replicas, RouterConfig(policy=world.fleet.routing, probe_every_s=10.0))
     engine = WatchedEngine(serving, chaos)
     keeps = WatchedKeeps(journal, pool.backend, float(agent["keep_every_s"]), cast.laws)
     rollout = Rollout(
@@ -111,9 +107,7 @@ def begin(cast: Cast, journal: MortalJournal, directory: Path) -> Life:
     attempts = WatchedAttempts(breaks.BrokenAttempts(rollout, cast.broken), cast.laws)
     dispatcher = Dispatcher(journal, attempts, keeps)
     here = breaks.standing(cast.broken, standing(journal, directory, {t.id: t for t in cast.tasks}))
-    curriculum = Curriculum(cast.tasks, CurriculumConfig(), stream(world.seed, f"curriculum/{here.submissions}"))
-    if here.curriculum:
-        curriculum.restore(here.curriculum)
+    curriculum = _curriculum(cast, here)
     scheduler = breaks.BrokenScheduler(SchedulerConfig.model_validate(schedule), curriculum, steps=world.steps)
     scheduler.broken = cast.broken
     parts = Parts(
@@ -138,11 +132,24 @@ def begin(cast: Cast, journal: MortalJournal, directory: Path) -> Life:
     )
     return Life(
         journal=journal,
-        backend=backend.inner,
+        backend=backend,
         pool=pool,
         scheduler=scheduler,
         orchestrator=Orchestrator(_loop(world), parts, here, directory=directory, seed=world.seed),
     )
+
+
+def _sandboxes(world: Scenario) -> SandboxConfig:
+    fleet = world.fleet
+    return SandboxConfig(slots=fleet.sandboxes, warm=fleet.warm, verifier_slots=fleet.verifiers, slice_s=fleet.slice_s)
+
+
+def _curriculum(cast: Cast, here: Standing) -> Curriculum:
+    rng = stream(cast.scenario.seed, f"curriculum/{here.submissions}")
+    curriculum = Curriculum(cast.tasks, CurriculumConfig(), rng)
+    if here.curriculum:
+        curriculum.restore(here.curriculum)
+    return curriculum
 
 
 def _replica(world: Scenario, index: int, actor: Actor, chaos: Chaos) -> FaultyReplica:
@@ -201,7 +208,7 @@ def _loop(world: Scenario) -> LoopConfig:
         steps=world.steps,
         checkpoint_every=world.checkpoint_every,
         evaluate_every=world.evaluate_every,
-        watch_interval_s=60.0,
+        watch_interval_s=120.0,
     )
 
 

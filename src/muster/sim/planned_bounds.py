@@ -2,8 +2,8 @@
 
     World, programs ─► Cohort (work under perfect prefix reuse) + Capacity (rates of an undisturbed engine) ─► Bounds
 
-Law: pure. The bound is of the work and the machines, not of how they are used: routing, order and warm forks of the world
-do not enter, and a sandbox is counted as ready after `boot_s`, whatever booted it.
+Law: pure. The bound is of the work and the machines, not of how they are used: routing, order and warm forks of the
+world do not enter, and a sandbox is counted as ready after `boot_s`, whatever booted it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import numpy as np
 
 from muster.sim.bounds import Array, Bounds, Capacity, Cohort, lower_bounds
 from muster.sim.collection import Groups, World
-from muster.sim.engine_bounds import Turns
+from muster.sim.turns import Turns
 from muster.sim.workload import Program
 
 
-def planned_bounds(world: World, groups: Groups, *, boot_s: float = 0.0) -> Bounds:
+def planned_bounds(world: World, groups: Groups, *, boot_s: float = 0.0, overlapping: bool = False) -> Bounds:
     """Lower bounds, in seconds, on collecting `groups` once.
 
-    boot_s: the least that a sandbox takes to be ready; 0 when nothing is known of it.
+    boot_s: the least that a sandbox takes to be ready; 0 when nothing is known of it. overlapping: other batches are
+    collected meanwhile.
     """
-    return lower_bounds(planned_cohort(groups, boot_s=boot_s), planned_capacity(world))
+    return lower_bounds(planned_cohort(groups, boot_s=boot_s), planned_capacity(world), overlapping=overlapping)
 
 
 def planned_cohort(groups: Groups, *, boot_s: float = 0.0) -> Cohort:

@@ -1,9 +1,9 @@
-"""What a change of configuration would buy: the changes that are tried, what came out, and which one to make.
+"""What a change of configuration would buy: what came out, compared, and which change to make.
 
-    World ─► changes ─► (simulated elsewhere, the same draws of the work for each) ─► Comparison ─► Recommendation
-                                                                     Reproduction ──┘
+    changes ─► (simulated elsewhere, the same draws of the work for each) ─► Comparison ─► Recommendation
+                                                              Reproduction ──┘
 
-Law: pure. One change at a time, so that its effect is its own. Two worlds are compared draw by draw on the same
+Law: pure. Two worlds are compared draw by draw on the same
 programs, so that the spread of the differences is that of the change, not of the work. A gain counts when it is larger
 than its uncertainty, half the interval over draws plus the error with which the simulation reproduces the run that it
 was fitted to; and larger than `WORTH`, below which no change is worth its risk. What takes other trajectories into the
@@ -13,10 +13,11 @@ batch than were dispatched is shown and never recommended.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
+from muster.sim.changes import Change
 from muster.sim.collection import World
 
 WORTH = 0.05
@@ -25,15 +26,6 @@ BIASED = 0.03
 """A ratio of lengths as far from 1 as this is a bias."""
 WITHIN = 0.05
 """Share of the best TTB that fewer sandboxes may cost."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One thing done otherwise. `name` is short; `says` goes on after "recommended:", with the keys to set."""
-
-    name: str
-    says: str
-    world: World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +41,6 @@ class Outcome:
     trainer_wait_s: float
     device_s: float
     length_ratio: float
-
-
-def at_least(outcome: Outcome, busy_s: float) -> Outcome:
-    """`outcome` where the devices' busy seconds of a batch cannot overlap: all of them are processes that take every
-    core of one machine, so that whatever is done at once takes turns. No batch takes less than their sum."""
-    stretch = max(1.0, busy_s / outcome.ttb_mean_s)
-    return replace(
-        outcome,
-        ttb_p50_s=outcome.ttb_p50_s * stretch,
-        ttb_mean_s=outcome.ttb_mean_s * stretch,
-        device_s=outcome.device_s * stretch,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +125,6 @@ def recommend(comparisons: Sequence[Comparison], reproduction: Reproduction | No
     return Recommendation(comparison=chosen, nearest=nearest, uncertainty=chosen.spread + error)
 
 
-def changes(world: World) -> list[Change]:
-    """Everything worth trying in this world, cheap changes of configuration before those that need machines."""
-    return [*_scheduling(world), *_sandboxes(world), *_engines(world), *_publication(world)]
-
-
 def slots_needed(
     ttb_s: Callable[[int], float], *, least: int, most: int, within: float = WITHIN
 ) -> tuple[int, dict[int, float]]:
@@ -177,18 +152,6 @@ def slots_needed(
     return fewest, dict(sorted(tried.items()))
 
 
-def with_slots(world: World, slots: int) -> World:
-    """So many sandboxes, and trajectories in them."""
-    return world.with_(sandboxes={"slots": slots}, schedule={"slots": slots})
-
-
-def unlimited(world: World) -> int:
-    """Trajectories at once beyond which none waits for a slot."""
-    schedule = world.schedule
-    groups = schedule.groups_per_batch * (1 + schedule.max_lag) * schedule.over_launch
-    return int(np.ceil(groups)) * schedule.group_size
-
-
 def devices(world: World) -> int:
     """Accelerators of the engines, and the trainer's."""
     return world.fleet.replicas * world.fleet.config().devices + 1
@@ -196,119 +159,3 @@ def devices(world: World) -> int:
 
 def median(outcomes: Sequence[Outcome], read: Callable[[Outcome], float]) -> float:
     return float(np.median([read(o) for o in outcomes]))
-
-
-def _scheduling(world: World) -> list[Change]:
-    schedule = world.schedule
-    lag, most = schedule.max_lag, unlimited(world)
-    slots = min(schedule.slots, most)
-    found = [
-        Change(
-            name=f"max_lag {lag + 1}",
-            says=f"collect the next batch while the trainer trains (schedule.max_lag = {lag + 1}, with a correction)",
-            world=world.with_(schedule={"max_lag": lag + 1, "policy": None, "over_launch": 1.0, "surplus": "cancel"}),
-        )
-    ]
-    found += [
-        Change(
-            name=f"trajectories {number}",
-            says=f"let {word} trajectories live at once (schedule.slots = {number})",
-            world=world.with_(schedule={"slots": number}),
-        )
-        for number, word in ((2 * slots, "more"), (max(1, slots // 2), "fewer"))
-        if word == "fewer" or slots < most
-    ]
-    if schedule.concurrency.policy != "aimd":
-        concurrency = schedule.concurrency.model_copy(update={"policy": "aimd"})
-        found.append(
-            Change(
-                name="aimd",
-                says="let the engines' cache decide how many trajectories live (schedule.concurrency.policy = 'aimd')",
-                world=world.with_(schedule={"concurrency": concurrency}),
-            )
-        )
-    if lag > 0 and schedule.batch_policy != "window":
-        found.append(
-            Change(
-                name="window",
-                says="take groups greedily inside a window of submissions (schedule.policy = 'window')",
-                world=world.with_(schedule={"policy": "window"}),
-            )
-        )
-    if schedule.over_launch == 1:
-        found.append(
-            Change(
-                name="over-launch 1.25",
-                says="launch a quarter more groups than a batch needs (schedule.over_launch = 1.25)",
-                world=world.with_(
-                    schedule={"over_launch": 1.25, "policy": "window" if lag else "greedy", "surplus": "cancel"}
-                ),
-            )
-        )
-    return found
-
-
-def _sandboxes(world: World) -> list[Change]:
-    sandboxes, most = world.sandboxes, unlimited(world)
-    warm = max(2 * sandboxes.warm, world.schedule.group_size)
-    found = [
-        Change(
-            name=f"slots {number}",
-            says=f"give the pool more slots (sandbox.slots = {number}, schedule.slots = {number})",
-            world=world.with_(sandboxes={"slots": number}, schedule={"slots": max(world.schedule.slots, number)}),
-        )
-        for number in (2 * sandboxes.slots, 4 * sandboxes.slots)
-        if number < 2 * most and sandboxes.slots < most
-    ]
-    return [
-        *found,
-        Change(
-            name=f"warm {warm}",
-            says=f"keep more forks warm (sandbox.warm = {warm})",
-            world=world.with_(sandboxes={"warm": warm}),
-        ),
-        Change(
-            name=f"verifiers {2 * sandboxes.verifier_slots}",
-            says=f"run more verifiers at once (sandbox.verifier_slots = {2 * sandboxes.verifier_slots})",
-            world=world.with_(sandboxes={"verifier_slots": 2 * sandboxes.verifier_slots}),
-        ),
-    ]
-
-
-def _engines(world: World) -> list[Change]:
-    fleet = world.fleet
-    found: list[Change] = []
-    if fleet.replicas > 1 and fleet.router.policy != "affinity":
-        router = fleet.router.model_copy(update={"policy": "affinity"})
-        found.append(
-            Change(
-                name="affinity",
-                says="keep sessions where their cache is (router policy 'affinity')",
-                world=world.with_(fleet={"router": router}),
-            )
-        )
-    numbers = dict.fromkeys((fleet.replicas + 1, 2 * fleet.replicas))
-    return [
-        *found,
-        *(
-            Change(
-                name=f"engines {number}",
-                says=f"add engines ({number} replicas in the place of {fleet.replicas})",
-                world=world.with_(fleet={"replicas": number}),
-            )
-            for number in numbers
-        ),
-    ]
-
-
-def _publication(world: World) -> list[Change]:
-    """A quarter of the time: what in-place resharding or deltas give over whole files."""
-    engine = world.fleet.config()
-    faster = engine.model_copy(update={"stage_s": engine.stage_s / 4, "commit_s": engine.commit_s / 4})
-    return [
-        Change(
-            name="publish x4",
-            says="publish weights four times as fast (another transport, or deltas)",
-            world=world.with_(fleet={"engine": faster}, training={"export_s": world.training.export_s / 4}),
-        )
-    ]

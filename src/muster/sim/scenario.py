@@ -25,18 +25,7 @@ from muster.orchestrator.line import Order
 from muster.orchestrator.ready_pool import BatchPolicy
 from muster.orchestrator.replay import ReplayConfig
 from muster.sim.chaos import Fault, stream
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lognormal:
-    """A capped lognormal. Example: `Lognormal(median=0.85, sigma=2.0, cap=60.0).draw(rng)`"""
-
-    median: float
-    sigma: float
-    cap: float
-
-    def draw(self, rng: np.random.Generator) -> float:
-        return min(self.cap, self.median * float(np.exp(self.sigma * rng.standard_normal())))
+from muster.sim.workload import Lognormal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ class Program:
     """One sibling's attempt, as it goes when nothing fails. `prompt_tokens` are shared by the group, the first
     `common_tokens` of them by all groups.
 
-    `seed`: of what befalls its attempts from outside (see `programs.Mishaps`), and of its token ids.
+    `seed`: of what befalls its attempts from outside (see `programs.Mishaps`).
     """
 
     turns: tuple[PlannedTurn, ...]

@@ -123,9 +123,11 @@ class World:
         ended = await _ended(cast, main)
         life.journal.spare()
         await life.pool.close()
-        backend = life.backend
+        backend, fleet = life.backend.inner, self._scenario.fleet
         cast.laws.check(Law.SANDBOXES, backend.live == 0, f"{backend.live} sandboxes are left")
         cast.laws.check(Law.SANDBOXES, backend.snapshots <= 1, f"{backend.snapshots} states are left")
+        most = life.backend.most_live
+        cast.laws.check(Law.SLOTS, most <= fleet.sandboxes + fleet.verifiers, f"{most} sandboxes were alive at once")
         record = life.journal.survivor or life.journal
         wanted = {s for row in record.rows(KeepRow) for s in (row.snapshot, row.previous)}
         unwanted = cast.disk.kept.keys() - wanted

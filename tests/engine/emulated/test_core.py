@@ -302,3 +302,17 @@ def test_who_finds_no_room_in_the_step_waits_and_keeps_nothing_of_the_cache() ->
     waited = driven.completions["next"]
     first_step_s = TIMING.step_s + TIMING.chunk_s(64, pairs_of(0, 64))
     assert (waited.cached_tokens, waited.queue_s) == (64, pytest.approx(first_step_s))
+
+
+def test_a_sessions_history_is_recognised_by_where_it_lies_and_what_is_new_is_looked_at() -> None:
+    text = prompt(120)
+    driven = Driven(config(), policy=lambda tokens, session, version: text[len(tokens) :])
+    for length in (20, 45, 70):
+        driven.submit(str(length), text[:length], 10, session="s")
+        driven.run()
+    cache = driven.core._batch.cache
+    assert cache.seen(text[:100]) == cache.match(text[:100], 0).cached == 64
+    assert cache.seen(text[:100].copy()) == 0
+    text[90] = 64
+    with pytest.raises(UserError, match="ids must lie in"):
+        driven.core.check(text[:100])

@@ -11,7 +11,7 @@ def turn(ticket: int, order: int) -> Waiting:
 
 
 @given(st.permutations(range(12)), st.sets(st.integers(0, 11)))
-def test_the_session_that_began_first_is_first_and_who_left_is_skipped(arrivals: list[int], left: set[int]) -> None:
+def test_the_lowest_order_is_first_and_who_left_is_skipped(arrivals: list[int], left: set[int]) -> None:
     line = Line()
     for ticket, order in enumerate(arrivals):
         line.join(turn(ticket, order))

@@ -26,6 +26,9 @@ INITIAL = Version(number=0, digest="initial")
 class EmulatedReplica:
     """Implements `engine.port.Replica`. Needs no process, no closing.
 
+    Prompts are kept, not copied: do not write to them later. A turn costs the same at any length of its context if a
+    session's prompts are slices of one array, and the policy's replies too.
+
     Example:
         replica = EmulatedReplica("r0", preset("h100-llama-8b"))
         completion = await replica.generate(tokens, Sampling(max_tokens=200), Session(id="t1"))

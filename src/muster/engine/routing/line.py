@@ -1,7 +1,7 @@
 """Who waits for memory, in order. Pure.
 
-Law: the session that began first goes first, and nobody overtakes it in the line: what is started is finished before
-more is begun, which frees memory soonest. Whoever gives up is skipped when their turn comes.
+Law: the lowest `order` goes first, among equals whoever asked first, and nobody overtakes in the line. Whoever gives up
+is skipped when their turn comes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A turn that waits. `order`: when its session began, as a number. `avoid`: replicas that failed it."""
+    """A turn that waits. `order`: its place in line. `avoid`: replicas that failed it."""
 
     ticket: int
     session: str
