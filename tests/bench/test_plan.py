@@ -108,6 +108,14 @@ def test_nothing_is_recommended_where_only_the_work_takes_time(tmp_path: Path) -
     assert recommended(path) is None
 
 
+def test_a_change_under_which_the_run_would_stop_is_told_and_left_out(tmp_path: Path) -> None:
+    lines: list[str] = []
+    options = PlanOptions(workload=declared(tmp_path), what=("mishaps.rate=1.0",), seeds=1, jobs=1)
+    result = plan(options, lines.append)
+    assert [row["change"] for row in result.rows] == ["as it is"]
+    assert any("does not run" in line and "failed by infrastructure" in line for line in lines), lines
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_of(tmp_path_factory.mktemp("runs") / "a", short())

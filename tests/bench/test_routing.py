@@ -4,7 +4,7 @@ import pytest
 
 from muster.bench import routing
 from muster.bench.routing import Routed
-from muster.engine.router import RouterConfig
+from muster.engine.router import Policy, RouterConfig
 from muster.sim.collection import simulate
 
 
@@ -19,7 +19,7 @@ def test_every_regime_fits_the_engine_and_the_policies_are_those_of_the_router()
 
 
 def test_a_target_is_missed_when_one_seed_is_slower_than_least_loaded() -> None:
-    found = {
+    found: dict[tuple[str, Policy], list[Routed]] = {
         (regime, policy): [routed(100.0), routed(100.0)] for regime in routing.worlds() for policy in routing.POLICIES
     }
     assert all(t.met for t in routing.targets(found, {100: 1.0, 1_000: 1.5, 10_000: 2.0}))
@@ -34,7 +34,7 @@ def test_a_target_is_missed_when_one_seed_is_slower_than_least_loaded() -> None:
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "affinity"])
-def test_with_ample_memory_staying_reaches_the_best_possible_hit_rate_and_going_round_does_not(policy: str) -> None:
+def test_staying_comes_near_the_best_possible_hit_rate_and_going_round_does_not(policy: Policy) -> None:
     world = routing.worlds()["ample memory"].with_(
         workload={"groups": routing.GROUPS, "turns": {"median": 4, "sigma": 0.5, "cap": 8}},
         fleet={"router": {"policy": policy}},
@@ -42,7 +42,8 @@ def test_with_ample_memory_staying_reaches_the_best_possible_hit_rate_and_going_
     with (collected := simulate(world, 0)).journal:
         figures = routing.routed(collected)
     assert figures.hit_of_best <= 1.0
-    assert (figures.hit_of_best > routing.HIT_OF_BEST) == (policy == "affinity")
+    # four turns a program: the prompts, of which siblings elsewhere compute their own, are a large part
+    assert (figures.hit_of_best > 0.95) == (policy == "affinity")
 
 
 def test_the_router_costs_about_the_same_whatever_the_number_of_sessions() -> None:

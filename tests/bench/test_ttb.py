@@ -26,7 +26,7 @@ turns = { median = 4, sigma = 1.0, cap = 10 }
 tool_s = { median = 0.85, sigma = 1.5, cap = 30 }
 max_context_tokens = 16_000
 
-[fleets.middle]
+[fleets.node]
 fleet = { replicas = 2, preset = "h100x2-qwen-32b" }
 sandboxes = { slots = 4, verifier_slots = 4 }
 schedule = { slots = 4 }
@@ -59,7 +59,7 @@ mishaps.rate = 0.4
 schedule.max_attempts = 9
 
 [grid.slots]
-"8" = { fleets.middle = { sandboxes.slots = 8, schedule.slots = 8 } }
+"8" = { fleets.node = { sandboxes.slots = 8, schedule.slots = 8 } }
 """
 
 
@@ -98,7 +98,7 @@ def test_the_declaration_in_the_package_is_whole_and_every_number_has_its_source
     ]
     assert {"path", "slots", "engine"} <= set(declared.fleets)
     worlds = {a.key: a.world for a in arms(declared)}
-    ours, theirs = worlds["middle/all"], worlds["middle/baseline"]
+    ours, theirs = worlds["node/all"], worlds["node/baseline"]
     assert ours.workload == theirs.workload
     assert ours.workload.groups * ours.workload.group_size == 256
     assert ours.fleet.config() == theirs.fleet.config()
@@ -170,7 +170,7 @@ def test_the_result_has_a_row_for_every_arm_and_the_targets(result: BenchResult,
     ]
     told = json.loads(result.to_json())
     assert told["notes"]["declaration"] == SMALL
-    assert len(told["notes"]["inclusion"]["middle/over"]) == 10
+    assert len(told["notes"]["inclusion"]["node/over"]) == 10
 
 
 def test_a_cut_is_paired_by_seed() -> None:
@@ -239,7 +239,7 @@ def test_a_declaration_that_cannot_be_names_the_place(text: str, message: str, t
 
 
 def test_an_unknown_fleet_is_named_with_those_that_exist(declaration: Path) -> None:
-    with pytest.raises(ConfigError, match="no fleet 'large'; there are middle, slots"):
+    with pytest.raises(ConfigError, match="no fleet 'large'; there are node, slots"):
         read(declaration).world("large")
 
 

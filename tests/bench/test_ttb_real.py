@@ -159,7 +159,7 @@ def test_the_built_in_declaration_can_be_scaled_and_keeps_its_programs() -> None
 
 def test_a_configuration_that_cannot_be_names_its_file_and_key(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text("time = 0\ntokens = 5\nfleet = 'middle'\nprocesses = 1\nruns = 1\n", encoding="utf-8")
+    file.write_text("time = 0\ntokens = 5\nfleet = 'memory'\nprocesses = 1\nruns = 1\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"mine\.toml: time"):
         read_config(file)
 
@@ -266,7 +266,7 @@ def test_constants_are_what_a_run_took_longer_than_planned() -> None:
 def test_the_probe_is_a_smaller_batch_of_the_same_kind() -> None:
     _, groups = small()
     probed = probe(groups)
-    assert len(probed) == 2
+    assert len(probed) == 1
     assert all(
         p.turns == q.turns[: len(p.turns)]
         for a, b in zip(probed, groups, strict=False)

@@ -26,6 +26,7 @@ from muster.engine.emulated.serve import serving
 from muster.engine.emulated.timing import EngineTiming
 from muster.engine.fleet import Fleet
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Replica
+from muster.engine.router import RouterConfig
 from muster.engine.vllm import HttpReplica
 from muster.errors import EngineError
 from muster.sim.fake_engine import FakeReplica, logprobs_of
@@ -115,7 +116,7 @@ class WholeFleet:
     name = "fleet"
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
-        self._fleet = Fleet(replicas)
+        self._fleet = Fleet(replicas, RouterConfig(siblings_together=8))
         self.generate, self.score = self._fleet.generate, self._fleet.score
 
     async def statistics(self) -> EngineStatistics:

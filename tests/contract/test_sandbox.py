@@ -243,6 +243,8 @@ def test_a_closed_sandbox_refuses_commands_and_may_be_closed_again(check: Check)
         await sandbox.close()
         with pytest.raises(SandboxError):
             await sandbox.run("echo hello", timeout_s=5)
+        with pytest.raises(SandboxError):
+            await sandbox.keep()
 
     check(body)
 
@@ -354,9 +356,8 @@ def test_a_kept_state_is_forked_by_its_id_and_what_was_kept_goes_on_unaware(chec
         assert kept is not None
         after = await sandbox.run("pwd; echo $NAME; echo two > file", timeout_s=5)
         assert (after.output, after.shell_restarted) == ("/app/d\nvalue\n", False)
-        state = await backend.restore(kept.id)
-        assert state == kept
-        fork = await backend.fork(state, limits=Limits(), label="fork")
+        assert await backend.restore(kept.id) == kept
+        fork = await backend.fork(kept, limits=Limits(), label="fork")
         assert (await fork.run("pwd; cat file; echo $NAME", timeout_s=5)).output == "/app/d\none\nvalue\n"
         await backend.discard(kept)
 
@@ -377,7 +378,6 @@ def test_a_kept_state_outlives_its_backend_until_it_is_discarded(check: Check) -
         assert await backend.restore(ids[1]) is None
 
     async def after(backend: SandboxBackend) -> None:
-        assert await backend.restore(ids[1]) is None
         state = await backend.restore(ids[0])
         assert state is not None
         fork = await backend.fork(state, limits=Limits(), label="later")
@@ -390,7 +390,6 @@ def test_a_kept_state_outlives_its_backend_until_it_is_discarded(check: Check) -
 
     async def at_last(backend: SandboxBackend) -> None:
         assert await backend.restore(ids[0]) is None
-        assert await backend.restore("never-kept") is None
 
     for body in (before, after, at_last):
         check(body)
@@ -401,8 +400,7 @@ def test_nothing_is_kept_while_the_agent_has_something_running_that_would_be_los
         sandbox = await fresh(backend)
         await sandbox.run("sleep 1 &", timeout_s=5)
         assert await sandbox.keep() is None
-        await clock.sleep(1.5)
-        await sandbox.run("true", timeout_s=5)
+        await sandbox.run("sleep 1.5", timeout_s=5)
         kept = await sandbox.keep()
         assert kept is not None
         await backend.discard(kept)
@@ -419,7 +417,6 @@ def test_nothing_is_kept_while_the_agent_holds_something_in_memory_alone(check_r
         for hold, let_go in (
             ("echo x > /dev/shm/file", "rm /dev/shm/file"),
             ("exec 5> /tmp/open", "exec 5>&-"),
-            ("mkfifo /tmp/f; cat /tmp/f & true", "echo > /tmp/f; wait"),
         ):
             await sandbox.run(hold, timeout_s=5)
             assert await sandbox.keep() is None, hold
@@ -429,16 +426,6 @@ def test_nothing_is_kept_while_the_agent_holds_something_in_memory_alone(check_r
             await backend.discard(kept)
 
     check_real(body)
-
-
-def test_a_lost_sandbox_is_not_kept(check: Check) -> None:
-    async def body(backend: SandboxBackend) -> None:
-        sandbox = await fresh(backend)
-        await sandbox.close()
-        with pytest.raises(SandboxError):
-            await sandbox.keep()
-
-    check(body)
 
 
 def test_what_a_command_used_is_counted_and_adds_up(check: Check) -> None:

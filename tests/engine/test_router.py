@@ -132,8 +132,7 @@ def test_a_long_context_puts_a_session_back_by_a_bounded_number_of_places() -> N
     assert ask(r, 3, "long", tokens=2200, now=HOLD_S) == []  # 8 places behind who began as early
     for later in range(4, 20):
         assert ask(r, later, f"s{later}", tokens=400, now=HOLD_S) == []  # 1 place, and the third to begin, or later
-    r.ended(2, tokens=2100, now=HOLD_S)
-    went = r.released("filler", HOLD_S) + r.released("holder", HOLD_S)
+    went = r.ended(2, tokens=2100, now=HOLD_S) + r.released("filler", HOLD_S) + r.released("holder", HOLD_S)
     assert [p.ticket for p in went[:5]] == [4, 5, 6, 7, 3]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from muster.bench.ttb_declaration import Declaration
 from muster.sim.collection import World
 
-MAIN = "middle"
+MAIN = "node"
 """The fleet of the ablation, the policies and the faults."""
 BASELINE = "baseline"
 ALL = "all"

@@ -26,7 +26,7 @@ Table = dict[str, Any]
 class Declaration(BaseModel):
     """The file, table by table; each value is a part of a `World` as a plain table.
 
-    Example: `read(BUILT_IN).world("middle", parts=("routing", "execution", "assembly"))`
+    Example: `read(BUILT_IN).world("node", parts=("routing", "execution", "assembly"))`
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -25,7 +25,8 @@ from muster.types import Stage
 
 _TURN = (Stage.ENGINE_QUEUE, Stage.PREFILL, Stage.RECOMPUTE, Stage.DECODE, Stage.TOOL)
 _GRADING = (Stage.VERIFIER_QUEUE, Stage.VERIFY)
-PROBE_TURNS = 8
+PROBE_TURNS = 24
+"""About as many as a program has on average: a sandbox's start, verification and end cost as much beside each turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +42,8 @@ class Constants:
 
 
 def probe(groups: Groups) -> Groups:
-    """The first half of the groups, with the first turns of each program; unsolved ones stay so."""
-    chosen = groups[: max(1, len(groups) // 2)]
+    """The first quarter of the groups, with the first turns of each program; unsolved ones stay so."""
+    chosen = groups[: max(1, len(groups) // 4)]
     return tuple(tuple(replace(p, turns=p.turns[:PROBE_TURNS]) for p in siblings) for siblings in chosen)
 
 

@@ -4,9 +4,10 @@
            └─► waits in line, by when the session began and how long it is ─► placed by a later event, or withdrawn
 
 Law: every request is placed exactly once, or withdrawn; the same events give the same decisions. With `affinity` a
-session's turn goes where its cache is. Who has none anywhere gets a replica only when its context fits beside those
-that are promised room there (`routing.residents`): 256 growing contexts in memory for 80 throw each other out at every
-turn, and each turn then computes its whole past again. Who waits holds nothing.
+session's turn goes where its cache is, unless another replica is so much faster that moving pays. Who has none anywhere
+gets a replica only when its context fits beside those that are promised room there (`routing.residents`): 256 growing
+contexts in memory for 80 throw each other out at every turn, and each turn then computes its whole past again. Who
+waits holds nothing.
 
 The time that an idle resident keeps its room while others wait (`hold_s`) is rent against purchase. A share `w / M` of
 memory is worth that share of the replica's time; computing `w` tokens again costs `w / P`. After `M / P` seconds the
@@ -28,20 +29,16 @@ from muster.engine.routing.residents import Residents
 
 Policy = Literal["affinity", "round_robin", "least_loaded", "consistent_hash"]
 
-SIBLINGS_TOGETHER = 4
-"""A sibling goes where its group's prompt is while that replica has fewer than so many sessions more than another: a
-prompt is a small part of a session, and siblings are alike, so that a whole group in one place makes it hot."""
-
 TOKENS_A_PLACE = 250
 """Each 250 tokens of context put a waiting session one place back, as if it had begun one session later: who has little
 needs little room, and how long it will be is unknown as long as it has not run; a long one loses nothing by waiting
 for its end, a short one that turns out long and begins last is the tail of a batch. Nobody starves: whoever begins
 context / 250 sessions later is behind."""
 
-MOVING_PAYS = 2.0
-"""A session leaves its cache for a replica that samples twice as fast now, when that repays computing its context there
-twice: both are estimates, and whoever moved shall not move back. On equal replicas it hardly happens, and moving more
-eagerly costs more than it gains: what is computed again slows all others down."""
+MOVING_PAYS = 1.5
+"""A session leaves its cache for a replica that samples so many times as fast now, when that repays computing its
+context there as many times: both are estimates, and whoever moved shall not move back. Moving by a guess of the load
+instead of the measured pace costs more than it gains: what is computed again slows all others down."""
 
 UNKNOWN_PREFILL_PER_S = 10_000.0
 """Prompt tokens a second of a replica that has computed none yet."""
@@ -57,6 +54,12 @@ class RouterConfig(BaseModel):
 
     policy: Policy = Field(
         default="affinity", description="affinity: sessions stay where their cache is, and wait for memory"
+    )
+    siblings_together: int = Field(
+        default=2,
+        ge=0,
+        description="a sibling goes where its group's prompt is while that replica has fewer sessions more than "
+        "another; siblings are alike, and a group of long ones in one place makes it hot",
     )
     admission: bool = Field(default=True, description="affinity: a session without cache waits until its context fits")
     hold_s: float | None = Field(
@@ -302,7 +305,7 @@ class Router:
         holders = self._groups.get(session.group, {}) if session.group else {}
         replicas.sort(
             key=lambda r: (
-                r.sessions - (r is session.home) - SIBLINGS_TOGETHER * (r.name in holders),
+                r.sessions - (r is session.home) - self._config.siblings_together * (r.name in holders),
                 r.running,
                 r.served,
                 r.number,

@@ -108,9 +108,7 @@ class KeepRow:
     def kept(self) -> Kept:
         (segment,) = unpack_segments(self.segment)
         turns = tuple(_turn(t) for t in self.turns)
-        return Kept(
-            launch=self.launch, snapshot=self.snapshot, own_s=self.own_s, segment=segment, turns=turns
-        )
+        return Kept(launch=self.launch, snapshot=self.snapshot, own_s=self.own_s, segment=segment, turns=turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

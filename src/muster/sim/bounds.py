@@ -9,7 +9,7 @@ until the sandbox is ready, x of its own commands, v of verification), S sandbox
     path     max(s + thinking + x + v)                  the longest trajectory, alone on the machine
     slots    Σh / S, h = s + thinking + x + v           without thinking or v if the slot is free in the meantime;
              or the k+1 shortest of the kS+1 longest    which some slot must hold one after the other
-             + min v                                    if v comes after the slot
+             + the shortest v                           if v comes after the slot
     verify   Σv / V + min(path - v)                     before the first nothing can be verified
     boot     max over j of (j-1) / boot rate + the j-th longest path        longest first is optimal (Jackson 1955)
     cpu      Σcpu / cores
@@ -213,12 +213,14 @@ def _slots(cohort: Cohort, capacity: Capacity, thinking_N: Array | None, shared_
     slots, held_N = capacity.sandbox_slots, _whole(cohort, capacity, thinking_N)
     if not slots or held_N is None:
         return None
-    seconds = [(float(held_N.sum()) + shared_s) / slots]
-    if capacity.hold_while_thinking:  # in one piece
-        longest_N = np.sort(held_N)[::-1]
-        in_a_row = range(1, (len(held_N) - 1) // slots + 1)
-        seconds += [float(longest_N[k * slots - k : k * slots + 1].sum()) for k in in_a_row]
-    return max(seconds) + (0.0 if capacity.hold_while_verifying else float(cohort.verify_s_N.min()))
+    total_s = float(held_N.sum()) + shared_s
+    after_N = np.zeros(len(held_N)) if capacity.hold_while_verifying else np.sort(cohort.verify_s_N)
+    if not capacity.hold_while_thinking:  # in pieces
+        return total_s / slots + float(after_N[0])
+    longest_N = np.sort(held_N)[::-1]
+    in_a_row = range(1, (len(held_N) - 1) // slots + 1)
+    rows = [float(longest_N[k * slots - k : k * slots + 1].sum() + after_N[0]) for k in in_a_row]
+    return max([(total_s + float(after_N[:slots].sum())) / slots, *rows])
 
 
 def _kv(cohort: Cohort, capacity: Capacity, work: EngineWork | None) -> float | None:
