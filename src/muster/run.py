@@ -273,7 +273,7 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
         )
         canary = agent.begin(place.suites.train[0]).transcript.tokens.tolist()
         yield _Built(
-            engines=tuple(engines),
+            engines=fleet.replicas,
             fleet=fleet,
             pool=here.pool,
             rollout=rollout,

@@ -11,7 +11,7 @@ waits holds nothing.
 
 The time that an idle resident keeps its room while others wait (`hold_s`) is rent against purchase. A share `w / M` of
 memory is worth that share of the replica's time; computing `w` tokens again costs `w / P`. After `M / P` seconds the
-rent has cost as much as the purchase, whatever `w` is, and no other rule without knowledge of the future has a smaller
+rent has cost as much as the purchase, whatever `w` is, and no fixed rule that cannot see the future has a smaller
 worst case (Karlin, Manasse, Rudolph, Sleator 1988: ski rental).
 """
 

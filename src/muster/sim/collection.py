@@ -214,7 +214,7 @@ async def collect(world: World, seed: int, *, groups: Groups | None = None) -> C
         started = clock.now()
         journal.record(SessionRow(id=1, started=started, pid=0))
         standing = Standing(scheduler=known(world, seed) if world.epochs else None)
-        driven = parts(world, journal, attempts, replicas, NumberedTasks())
+        driven = parts(world, journal, attempts, fleet.replicas, NumberedTasks())
         await Orchestrator(loop(world.training), driven, standing, directory=Path(directory), seed=seed).run()
         await pool.close()
     journal.record(SessionRow(id=1, started=started, pid=0, ended=clock.now(), reason="done"))

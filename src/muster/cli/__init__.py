@@ -1,0 +1,33 @@
+"""The commands. Law: parse, call one function of the package, print; no logic lives here.
+
+Heavy parts are imported inside their command, so that `muster --help` starts at once. Importing a module of this
+package registers its commands.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+from muster.cli import bench, checks, engine, runs, tasks
+from muster.cli.shared import app
+from muster.errors import MusterError, UserError
+
+__all__ = ["app", "bench", "checks", "engine", "main", "runs", "tasks"]
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one line and exit code 2, a failure one line and exit code 1."""
+    try:
+        app()
+    except UserError as error:
+        Console(stderr=True).print(f"[bold red]muster:[/] {_plain(error)}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except MusterError as error:
+        Console(stderr=True).print(f"[bold red]muster:[/] {_plain(error)}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+def _plain(error: BaseException) -> str:
+    return str(error).replace("[", "\\[")
