@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muster.errors import TaskError
@@ -99,7 +99,8 @@ texts = st.one_of(
 keys = st.sampled_from(["build", "image", "command", "environment", "user", "volumes", "healthcheck", "ports", "odd"])
 
 
-@given(st.dictionaries(keys, texts | st.dictionaries(st.text(max_size=4), texts, max_size=2), max_size=4))
+@example(body={"build": {"\n": None}})
+@given(body=st.dictionaries(keys, texts | st.dictionaries(st.text(max_size=4), texts, max_size=2), max_size=4))
 def test_any_service_is_read_or_refused_with_one_line(tmp_path_factory, body):
     root = tmp_path_factory.mktemp("compose")
     try:

@@ -41,7 +41,8 @@ class YamlFile:
         self.variables = variables
 
     def fail(self, key: str, problem: str) -> NoReturn:
-        raise TaskError(f"{self.path}: {key}: {problem}")
+        shown = key if key.isprintable() else repr(key)[1:-1]  # an author's key may be anything; a message is one line
+        raise TaskError(f"{self.path}: {shown}: {problem}")
 
     def table(self, found: object, key: str) -> Mapping[str, Any]:
         if not isinstance(found, dict):
