@@ -51,3 +51,8 @@ def test_every_fault_is_really_injected() -> None:
         if seen == set(Fault):
             return
     pytest.fail(f"never happened: {set(Fault) - seen}")
+
+
+def test_a_batch_whose_step_died_uncommitted_may_form_again_with_other_groups() -> None:
+    """Seed 752 found it: an older group became ready while the step ran that a kill then took away."""
+    assert live(752).violation is None

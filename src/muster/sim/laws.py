@@ -83,9 +83,14 @@ class Laws:
         self._live: set[str] = set()
         self.progress_at = clock.now()
 
-    def new_life(self) -> None:
-        """The orchestrator begins again; what was live is not."""
+    def new_life(self, steps: int) -> None:
+        """The orchestrator begins again after `steps` committed ones; what was live is not.
+
+        A batch whose step died uncommitted was not trained: its update is in no weights that live on, its groups are
+        ready again, and with others that became ready meanwhile they may form another batch.
+        """
         self._live.clear()
+        self._seen.trained = {member: step for member, step in self._seen.trained.items() if step < steps}
         self._chaos.sabotaged.clear()  # a launch that died uncommitted is launched again under the same id
         self.progress()
 

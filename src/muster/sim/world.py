@@ -115,7 +115,7 @@ class World:
 
     async def _life(self, cast: Cast, directory: Path, number: int) -> bool:
         """One process of the orchestrator. True when the run is done; raises `LawBroken`."""
-        cast.laws.new_life()
+        cast.laws.new_life(self.journal.count(StepRow))
         life = begin(cast, self.journal, directory)
         main = asyncio.ensure_future(life.orchestrator.run())
         if number < len(self._scenario.kills):
