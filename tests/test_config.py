@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,23 @@ def test_a_missing_file_and_broken_toml_are_named(tmp_path: Path) -> None:
     broken.write_text("[loop\nsteps = 3")
     with pytest.raises(ConfigError, match=r"broken\.toml: not valid TOML"):
         load(broken)
+
+
+def test_a_bare_word_is_the_kind_of_an_engine_or_transport() -> None:
+    loaded = load(None, ["engine=vllm", "engine.replicas=2", "publish.transport=checkpoint"])
+    assert loaded.engine.kind == "vllm"
+    assert loaded.engine.replicas == 2
+    assert loaded.publish.transport.kind == "checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["engine=vllm", "engine.max_strms=3"], "unknown key 'engine.max_strms'; did you mean 'engine.max_streams'"),
+        (["engine=vlm"], "engine.kind: 'vlm' is none of 'embedded', 'vllm'"),
+        (["publish.transport=tape"], "publish.transport.kind: 'tape' is none of 'memory', 'direct', 'checkpoint'"),
+    ],
+)
+def test_an_error_in_one_of_several_kinds_is_told_in_the_words_of_the_file(overrides: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        load(None, overrides)

@@ -40,8 +40,10 @@ def write_model(folder: Path, seed: int = 0, config: LlamaConfig = CONFIG) -> Pa
     return folder
 
 
-def publish(folder: Path, number: int, seed: int, dtype: torch.dtype = torch.float32) -> Publication:
-    state = {name: tensor.to(dtype) for name, tensor in random_state(seed).items()}
+def publish(
+    folder: Path, number: int, seed: int, dtype: torch.dtype = torch.float32, config: LlamaConfig = CONFIG
+) -> Publication:
+    state = {name: tensor.to(dtype) for name, tensor in random_state(seed, config).items()}
     path = folder / f"v{number}.safetensors"
     save_file(state, path)
     return Publication(

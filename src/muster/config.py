@@ -17,7 +17,8 @@ from typing import Any, cast, get_args
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from muster.engine.config import EmbeddedEngineConfig
+from muster.engine.config import EmbeddedEngineConfig, EngineConfig
+from muster.engine.keeper import KeeperConfig
 from muster.engine.router import RouterConfig
 from muster.errors import ConfigError
 from muster.orchestrator.config import SchedulerConfig
@@ -56,7 +57,8 @@ class RunConfig(BaseModel):
     tasks: SuiteConfig = Field(default_factory=SuiteConfig)
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     agent: AgentConfig = Field(default_factory=AgentConfig)
-    engine: EmbeddedEngineConfig = Field(default_factory=EmbeddedEngineConfig)
+    engine: EngineConfig = Field(default_factory=EmbeddedEngineConfig)
+    keeper: KeeperConfig = Field(default_factory=KeeperConfig)
     router: RouterConfig = Field(default_factory=RouterConfig)
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig)
     verifier: VerifierConfig = Field(default_factory=VerifierConfig)
@@ -172,6 +174,8 @@ def assign(values: dict[str, Any], override: str) -> None:
     table: dict[str, Any] = values
     for name in path:
         inner: object = table.setdefault(name, {})
+        if isinstance(inner, str):  # a bare word is a kind, as in engine=vllm; what follows are its options
+            inner = table[name] = {"kind": inner}
         if not isinstance(inner, dict):
             raise ConfigError(f"--set {override!r}: {name} is a value, not a section")
         table = cast("dict[str, Any]", inner)
@@ -179,19 +183,36 @@ def assign(values: dict[str, Any], override: str) -> None:
 
 
 def _explain(error: dict[str, Any]) -> str:
-    location = [str(part) for part in error["loc"]]
+    location = _as_written([str(part) for part in error["loc"]])
     key = ".".join(location) or "the configuration"
     if error["type"] == "extra_forbidden":
         return f"unknown key {key!r}{_nearest(location)}"
     if error["type"] == "union_tag_not_found":
         return f"{key}: say which kind it is, with {key}.kind"
+    if error["type"] == "union_tag_invalid":
+        return f"{key}.kind: {error['ctx']['tag']!r} is none of {error['ctx']['expected_tags']}"
     value = f" (got {error['input']!r})" if location and not isinstance(error["input"], dict | BaseModel) else ""
     return f"{key}: {error['msg'].removeprefix('Value error, ')}{value}"
 
 
+def _as_written(location: list[str]) -> list[str]:
+    """Without the names of kinds, which pydantic puts between a section and its keys."""
+    written: list[str] = []
+    models: list[type[BaseModel]] = [RunConfig]
+    for part in location:
+        fields = [m.model_fields[part] for m in models if part in m.model_fields]
+        kinds = [m for m in models if "kind" in m.model_fields and m.model_fields["kind"].default == part]
+        if kinds and not fields:
+            models = kinds
+            continue
+        written.append(part)
+        models = [m for field in fields for m in _models_in(field.annotation)]
+    return written
+
+
 def _nearest(location: list[str]) -> str:
     """The closest valid name, wherever in the configuration it is."""
-    names = list(_key_paths(RunConfig))
+    names = list(dict.fromkeys(_key_paths(RunConfig)))  # kinds of one section share names
     here = [n for n in names if n.split(".")[:-1] == location[:-1]]
     close = difflib.get_close_matches(".".join(location), here, 1, 0.5)
     close = close or [n for n in names if n.split(".")[-1] == location[-1]]
@@ -202,6 +223,13 @@ def _nearest(location: list[str]) -> str:
 def _key_paths(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
     for name, field in model.model_fields.items():
         yield prefix + name
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from _key_paths(kind, f"{prefix}{name}.")
+        for inner in _models_in(field.annotation):
+            yield from _key_paths(inner, f"{prefix}{name}.")
+
+
+def _models_in(annotation: Any) -> Iterable[type[BaseModel]]:
+    """The models that a field may hold: itself, or those of a union, however it is annotated."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)

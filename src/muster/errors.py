@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from muster.types import Cause, Ungraded, Verdict
+from muster.types import Cause, Completion, Ungraded, Verdict
 
 
 class MusterError(Exception):
@@ -78,7 +78,15 @@ class SandboxLost(SandboxError):
 
 
 class EngineError(BoundaryError):
+    """`kept`: what a request had sampled before it broke; the reply can go on from there."""
+
     cause = Cause.ENGINE_FAILED
+
+    def __init__(
+        self, message: str, evidence: Mapping[str, Any] | None = None, *, kept: Completion | None = None
+    ) -> None:
+        super().__init__(message, evidence)
+        self.kept = kept
 
 
 class VerifierError(BoundaryError):

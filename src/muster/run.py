@@ -26,13 +26,14 @@ from rich.console import Console
 
 from muster import clock
 from muster.config import RunConfig, to_toml, validate
-from muster.engine.embedded import launch
 from muster.engine.fleet import Fleet
+from muster.engine.keeper import KeptReplica, keep
+from muster.engine.launching import launch
 from muster.engine.port import Replica
 from muster.environments import environment
 from muster.errors import MusterError, UserError
 from muster.evaluate import Evaluator
-from muster.journal import Journal, SessionRow
+from muster.journal import EventRow, Journal, SessionRow
 from muster.metrics import JsonlSink, Metrics
 from muster.model.tokenizer import tokenizer_from
 from muster.model.weights import resolve
@@ -44,8 +45,8 @@ from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import standing
 from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus
-from muster.publish import memory
 from muster.publish.publisher import Publisher
+from muster.publish.transports import exporter_for, reap, retire
 from muster.reporting import JOURNAL, leave_behind
 from muster.rollout.agent import Agent
 from muster.rollout.attempt import Rollout
@@ -53,6 +54,7 @@ from muster.rollout.renderer import Renderer
 from muster.sandbox.pool import Pool
 from muster.tasks.curriculum import Curriculum
 from muster.tasks.suite import Suites, load_suites
+from muster.trainer.checkpoint import as_model
 from muster.trainer.process import ProcessTrainer
 from muster.types import Evaluation
 from muster.verifier.function import source_digest
@@ -96,12 +98,11 @@ def evaluate_run(run: Path, directory: Path | None = None, *, console: Console |
     checkpoints = sorted((run / "checkpoints").glob("step*"))
     if not checkpoints:
         raise UserError(f"{run}: no checkpoint there yet")
+    model = as_model(checkpoints[-1], resolve(config.model), run / "merged" / checkpoints[-1].name)
     tasks = config.tasks
     if tasks.train is None:
         tasks = tasks.model_copy(update={"train": run / "tasks/train", "heldout": run / "tasks/heldout"})
-    return evaluate(
-        config.model_copy(update={"model": str(checkpoints[-1]), "tasks": tasks}), directory, console=console
-    )
+    return evaluate(config.model_copy(update={"model": str(model), "tasks": tasks}), directory, console=console)
 
 
 # --- the place of a run -------------------------------------------------------------------------------
@@ -246,16 +247,20 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
     renderer = Renderer(tokenizer_from(place.model))
     async with contextlib.AsyncExitStack() as stack:
         here = await stack.enter_async_context(environment(config.sandbox, config.verifier, label=place.directory.name))
-        names = [f"engine{i}" for i in range(config.engine.replicas)]
-        engines = [await stack.enter_async_context(launch(config.engine, place.model, name)) for name in names]
+        engines = [
+            await stack.enter_async_context(_kept_engine(place, journal, index))
+            for index in range(config.engine.replicas)
+        ]
         fleet = Fleet(engines, config.router)
+        for engine in engines:
+            engine.report_to(fleet)
         agent = Agent(engine=fleet, renderer=renderer, config=config.agent)
         keeps = Keeps(journal, here.pool.backend, config.agent.keep_every_s)
         stack.push_async_callback(keeps.tidy)
         rollout = Rollout(agent=agent, pool=here.pool, verifier=here.verifier, released=fleet.release, keeper=keeps)
         dispatcher = Dispatcher(journal, rollout, keeps)
         fingerprint = {
-            "engine": "embedded",
+            "engine": config.engine.kind,
             "dtype": config.engine.dtype,
             "temperature": config.agent.temperature,
             "prompt": config.agent.prompt,
@@ -283,6 +288,17 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
         )
 
 
+def _kept_engine(place: _Place, journal: Journal, index: int) -> contextlib.AbstractAsyncContextManager[KeptReplica]:
+    """The `index`-th replica, started again when it ends; the journal is told of each end."""
+    config, name = place.config, f"engine{index}"
+    return keep(
+        lambda on_end: launch(config.engine, place.model, name, index=index, on_end=on_end),
+        name,
+        config.keeper,
+        say=lambda words: journal.record(EventRow(at=clock.now(), kind="engine_ended", message=words)),
+    )
+
+
 async def _train(place: _Place, journal: Journal, console: Console, *, plain: bool) -> bool:
     config = place.config
     standing_now = standing(journal, place.directory, {t.id: t for t in place.suites.train})
@@ -291,10 +307,9 @@ async def _train(place: _Place, journal: Journal, console: Console, *, plain: bo
         curriculum.restore(standing_now.curriculum)
     view = PlainLog(console) if plain else Dashboard(console)
     async with contextlib.AsyncExitStack() as stack:
-        memory.reap()
-        exporter = memory.MemoryExporter(
-            run_label=place.directory.name, fallback=place.directory.absolute() / "weights"
-        )
+        reap()
+        stack.callback(reap)  # engines end by a kill and tidy nothing up
+        exporter = exporter_for(config.publish.transport, run_label=place.directory.name, directory=place.directory)
         trainer = await stack.enter_async_context(
             ProcessTrainer(
                 config.trainer, model=str(place.model), temperature=config.agent.temperature, exporter=exporter
@@ -319,7 +334,7 @@ async def _train(place: _Place, journal: Journal, console: Console, *, plain: bo
                 trainer=trainer,
                 publisher=Publisher(built.engines, config.publish),
                 engines=built.engines,
-                retire=memory.retire,
+                retire=retire,
                 evaluate=built.evaluator,
                 prefetch=built.rollout.prefetch,
                 pool_status=_pool_status(built.pool),

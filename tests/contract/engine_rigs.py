@@ -11,13 +11,15 @@ from typing import Protocol
 import numpy as np
 
 import tiny_llama as tiny
+from engine.sglang_double import Double
 from muster.engine.emulated import replies
 from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.replica import INITIAL
 from muster.engine.emulated.timing import EngineTiming
 from muster.engine.fleet import Fleet
-from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Replica
+from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Replica, Staged
 from muster.engine.router import RouterConfig
+from muster.model.config import LlamaConfig
 from muster.sim.fake_engine import FakeReplica, logprobs_of
 from muster.types import Floats, Ints, Publication, Session, Version
 
@@ -29,13 +31,22 @@ class Rig(Protocol):
     """A replica, and the truth about it."""
 
     replica: Replica
+    block_tokens: int  # the prefix cache holds whole blocks of so many
+    tells_cost: bool  # what a commit made the replica compute again, in tokens and seconds
 
     def next_publication(self) -> Publication: ...
+
+    async def generated_tokens(self) -> int:
+        """So far, those of unfinished replies too."""
+        ...
 
     def reference(self, version: int, tokens: Ints) -> Floats: ...
 
 
 class FakeRig:
+    block_tokens = 1
+    tells_cost = True
+
     def __init__(self) -> None:
         self._versions = {0: Version(number=0, digest="digest-0")}
         self.replica = FakeReplica("fake", policy=self._reply, version=self._versions[0])
@@ -44,6 +55,9 @@ class FakeRig:
         version = Version(number=len(self._versions), digest=f"digest-{len(self._versions)}")
         self._versions[version.number] = version
         return Publication(version=version, transport="memory", location="nowhere", size_bytes=0, dtype="float32")
+
+    async def generated_tokens(self) -> int:
+        return (await self.replica.statistics()).generated_tokens
 
     def reference(self, version: int, tokens: Ints) -> Floats:
         return logprobs_of(tokens, self._versions[version], T)
@@ -55,6 +69,9 @@ class FakeRig:
 class EmulatedRig:
     """Around an emulated replica, in this process or behind HTTP."""
 
+    block_tokens = 1
+    tells_cost = True
+
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self._versions = {0: INITIAL}
@@ -63,6 +80,9 @@ class EmulatedRig:
         version = Version(number=len(self._versions), digest=f"digest-{len(self._versions)}")
         self._versions[version.number] = version
         return Publication(version=version, transport="memory", location="nowhere", size_bytes=0, dtype="float32")
+
+    async def generated_tokens(self) -> int:
+        return (await self.replica.statistics()).generated_tokens
 
     def reference(self, version: int, tokens: Ints) -> Floats:
         return replies.logprobs_of(tokens, self._versions[version], T)
@@ -82,17 +102,37 @@ EMULATED = EmulatedEngineConfig(
 
 
 class EmbeddedRig:
-    def __init__(self, replica: Replica, folder: Path) -> None:
-        self.replica = replica
-        self._folder = folder
+    tells_cost = True
+
+    def __init__(
+        self, replica: Replica, folder: Path, config: LlamaConfig = tiny.CONFIG, block_tokens: int = 1
+    ) -> None:
+        self.replica, self.block_tokens = replica, block_tokens
+        self._folder, self._config = folder, config
         self._number = 0
 
     def next_publication(self) -> Publication:
         self._number += 1
-        return tiny.publish(self._folder, self._number, seed=self._number)
+        return tiny.publish(self._folder, self._number, seed=self._number, config=self._config)
+
+    async def generated_tokens(self) -> int:
+        return (await self.replica.statistics()).generated_tokens
 
     def reference(self, version: int, tokens: Ints) -> Floats:
-        return tiny.reference(version, tokens, T)
+        return tiny.reference(version, tokens, T, self._config)
+
+
+class SglangRig(EmbeddedRig):
+    """A reply counts when it has ended; until then the double knows."""
+
+    tells_cost = False
+
+    def __init__(self, replica: Replica, folder: Path, double: Double) -> None:
+        super().__init__(replica, folder)
+        self._double = double
+
+    async def generated_tokens(self) -> int:
+        return self._double.scheduler.sampled_tokens
 
 
 class WholeFleet:
@@ -102,15 +142,21 @@ class WholeFleet:
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._fleet = Fleet(replicas, RouterConfig(siblings_together=8))
-        self.generate, self.score = self._fleet.generate, self._fleet.score
+        self._held: Version | None = None
+        self.generate = self._fleet.generate
+        self.score = self._fleet.replicas[0].score  # also while paused, when the fleet as such serves nothing
 
     async def statistics(self) -> EngineStatistics:
         each = [await member.statistics() for member in self._fleet.replicas]
         return replace(await self._fleet.statistics(), intervals=each[0].intervals)
 
-    async def stage(self, publication: Publication) -> None:
-        for member in self._fleet.replicas:
-            await member.stage(publication)
+    def supports(self, in_flight: InFlight, cache: CachePolicy) -> str | None:
+        reasons = [member.supports(in_flight, cache) for member in self._fleet.replicas]
+        return next((reason for reason in reasons if reason is not None), None)
+
+    async def stage(self, publication: Publication) -> Staged:
+        staged = [await member.stage(publication) for member in self._fleet.replicas]
+        return Staged(size_bytes=sum(s.size_bytes for s in staged))
 
     async def pause(self, in_flight: InFlight) -> Pause:
         pauses = await asyncio.gather(*[member.pause(in_flight) for member in self._fleet.replicas])
@@ -118,13 +164,16 @@ class WholeFleet:
             held=sum(p.held for p in pauses),
             finished=sum(p.finished for p in pauses),
             aborted=sum(p.aborted for p in pauses),
+            held_tokens=sum(p.held_tokens for p in pauses),
         )
 
     async def commit(self, version: Version, cache: CachePolicy) -> Version:
         (held,) = {await member.commit(version, cache) for member in self._fleet.replicas}
-        self._fleet.serving(held)
+        self._held = held
         return held
 
     async def resume(self) -> None:
         for member in self._fleet.replicas:
             await member.resume()
+        if self._held is not None:
+            self._fleet.serving(self._held)

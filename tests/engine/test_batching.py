@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ def test_log_probabilities_stay_exact_through_turns_sharing_eviction_and_chunks(
         for name, completion in done.items():
             owner = name.split("/")[0]
             exact(prompts[owner], completion)
-            observation = tokens(int(rng.integers(1e6)), int(rng.integers(1, 12)))
+            observation = tokens(int(rng.integers(1_000_000)), int(rng.integers(1, 12)))
             prompts[owner] = np.concatenate([prompts[owner], completion.tokens_T, observation])
     statistics = core.statistics()
     assert statistics.cached_tokens > 0.4 * statistics.prompt_tokens
@@ -148,7 +149,8 @@ def test_an_aborted_request_returns_what_it_has_and_its_cache_serves_the_next() 
     assert again.cached_tokens == 45
 
 
-def test_recomputing_held_siblings_computes_their_shared_prompt_once() -> None:
+@pytest.mark.parametrize("cache", [CachePolicy.RECOMPUTE, CachePolicy.FLUSH])
+def test_recomputing_held_siblings_computes_their_shared_prompt_once(cache: CachePolicy) -> None:
     core, done = engine(), dict[str, Completion]()
     prompt = tokens(10, 150)
     for name in "abc":
@@ -157,18 +159,94 @@ def test_recomputing_held_siblings_computes_their_shared_prompt_once() -> None:
         core.step()
     pauses: list[Pause] = []
     core.pause(InFlight.HOLD, pauses.append)
-    assert pauses == [Pause(held=3)] and not core.busy
+    (pause,) = pauses
+    assert pause.held == 3 and not core.busy
     new = packed(1)
     core.stage(Version(number=1, digest=new.digest), new)
-    core.commit(Version(number=1, digest=new.digest), CachePolicy.RECOMPUTE)
+    core.commit(Version(number=1, digest=new.digest), cache)
+    assert core.statistics().kv_used_tokens == 0
     core.resume()
     drain(core)
-    assert 150 <= core.statistics().recomputed_tokens <= 150 + 3 * 40
+    assert core.statistics().recomputed_tokens == pause.held_tokens
+    assert 150 <= pause.held_tokens <= 150 + 3 * 10
     for completion in done.values():
         made = completion.versions_T == 1
         expected = tiny.reference(1, np.concatenate([prompt, completion.tokens_T]), T)[150:]
         np.testing.assert_allclose(completion.logprobs_T[made], expected[made], atol=1e-4)
         assert completion.recompute_s > 0 and completion.paused_s > 0
+
+
+@pytest.mark.parametrize("cache", [CachePolicy.KEEP, CachePolicy.RECOMPUTE, CachePolicy.FLUSH])
+def test_after_a_commit_nothing_tells_the_engine_from_a_fresh_one(cache: CachePolicy) -> None:
+    prompt = tokens(13, 120)
+    used, fresh = engine(), engine(packed(1))
+    before = used.score(prompt, T)
+    complete(used, {"a": prompt, "b": prompt}, sampling(20))
+    publish(used, 1, cache)
+    assert used.statistics().kv_used_tokens == 0
+    np.testing.assert_array_equal(used.score(prompt, T).logprobs_T, fresh.score(prompt, T).logprobs_T)
+    assert np.abs(used.score(prompt, T).logprobs_T - before.logprobs_T).max() > 0.1
+    again, anew = (complete(core, {"a": prompt}, sampling(20))["a"] for core in (used, fresh))
+    assert again.cached_tokens == 0
+    np.testing.assert_array_equal(again.tokens_T, anew.tokens_T)
+    np.testing.assert_array_equal(again.logprobs_T, anew.logprobs_T)
+    assert again.versions_T.tolist() == [1] * 20
+
+
+def test_a_commit_that_shares_starts_new_requests_from_old_keys_and_values() -> None:
+    core, prompt = engine(), tokens(14, 120)
+    complete(core, {"a": prompt}, sampling())
+    publish(core, 1, CachePolicy.SHARE)
+    shared = complete(core, {"b": prompt}, sampling())["b"]
+    assert shared.cached_tokens == 119
+    assert shared.versions_T.tolist() == [1] * 8
+    expected = tiny.reference(1, np.concatenate([prompt, shared.tokens_T]), T)[120:]
+    assert np.abs(shared.logprobs_T - expected).max() > 1e-3, "it was computed anew"
+    publish(core, 2, CachePolicy.KEEP)
+    exact(prompt, complete(core, {"c": prompt}, sampling())["c"], seed=2)
+
+
+def test_flushing_gives_the_memory_of_the_cache_back_and_the_engine_goes_on() -> None:
+    core, done = engine(max_streams=8, kv_capacity_tokens=16 * 256), dict[str, Completion]()
+    prompts = {name: tokens(ord(name), 200) for name in "abcdefgh"}
+    for name, prompt in prompts.items():
+        submit(core, name, prompt, sampling(50), done)
+    for _ in range(20):
+        core.step()
+    slots = core._store.slots_LSHCW
+    held_bytes = _resident_bytes(slots)
+    publish(core, 1, CachePolicy.FLUSH)
+    assert _resident_bytes(slots) == 0 < held_bytes
+    assert not slots.any()
+    drain(core)
+    for name, completion in done.items():
+        sequence = np.concatenate([prompts[name], completion.tokens_T])
+        made = completion.versions_T == 1
+        assert made.any()
+        np.testing.assert_allclose(completion.logprobs_T[made], tiny.reference(1, sequence, T)[200:][made], atol=1e-4)
+
+
+def _resident_bytes(tensor: torch.Tensor) -> int:
+    """Memory that the mapping behind `tensor` occupies now, as the kernel says."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first:
+            start, end = (int(address, 16) for address in first.split("-"))
+            inside = start <= tensor.data_ptr() < end
+        elif inside and first == "Rss:":
+            return int(line.split()[1]) * 1024
+    raise AssertionError("every tensor lies in a mapping")
+
+
+def publish(core: BatchingEngine, number: int, cache: CachePolicy) -> None:
+    """Weights of seed `number`, while whatever runs is held."""
+    new = packed(number)
+    version = Version(number=number, digest=new.digest)
+    core.pause(InFlight.HOLD, lambda _: None)
+    core.stage(version, new)
+    assert core.commit(version, cache) == version
+    core.resume()
 
 
 def test_weights_that_are_not_what_was_published_are_refused() -> None:

@@ -16,6 +16,7 @@ from muster.engine.config import EmbeddedEngineConfig
 from muster.engine.packed_weights import pack
 from muster.engine.server import application
 from muster.engine.thread import EngineThread
+from muster.transport.receive import Receiver
 
 Client = TestClient[Any, Any]
 TOKEN = {"Authorization": "Bearer secret"}
@@ -27,7 +28,8 @@ def serve(body: Callable[[Client], Awaitable[None]]) -> None:
     async def main() -> None:
         config = EmbeddedEngineConfig(dtype="float32", max_streams=2, max_model_len=128, kv_capacity_tokens=1024)
         weights = pack(tiny.CONFIG, tiny.random_state(0), torch.float32)
-        engine = EngineThread(BatchingEngine(config, weights, name="r", version=3, born=clock.now()), threads=1)
+        core = BatchingEngine(config, weights, name="r", version=3, born=clock.now())
+        engine = EngineThread(core, Receiver(label="test-server"), threads=1)
         async with TestClient(TestServer(application(engine, "secret"), handler_cancellation=True)) as client:
             await body(client)
         engine.close()
@@ -57,7 +59,7 @@ GOOD = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 3, "seed": 1}}
         ({**GOOD, "sampling_params": {"max_tokens": 0}}, "max_tokens"),
         ({**GOOD, "sampling_params": {"top_p": 0.9}}, "top_p"),
         ({**GOOD, "sampling_params": {"min_p": 0.1}}, "min_p"),
-        ({**GOOD, "stream": True}, "stream"),
+        ({**GOOD, "stream": "now and then"}, "stream"),
     ],
 )
 def test_a_malformed_body_is_400_and_names_the_field(body: Any, field: str) -> None:
@@ -107,7 +109,7 @@ def test_pausing_over_http_takes_vllms_modes_and_no_others() -> None:
         assert (await post(client, "/pause?mode=sleep", {}))[0] == 400
         assert (await post(client, "/pause?mode=keep&clear_cache=maybe", {}))[0] == 400
         status, answer = await post(client, "/pause?mode=keep&clear_cache=true", {})
-        assert (status, answer) == (200, {"status": "paused", "held": 0, "finished": 0, "aborted": 0})
+        assert (status, answer) == (200, {"status": "paused", "held": 0, "finished": 0, "aborted": 0, "held_tokens": 0})
         assert await (await client.get("/is_paused", headers=TOKEN)).json() == {"is_paused": True}
         assert (await post(client, "/resume", {}))[0] == 200
         assert (await post(client, "/abort_requests", {}))[1] == {"aborted": 0}
@@ -122,7 +124,7 @@ def test_what_the_engine_cannot_do_now_is_409() -> None:
         assert status == 409
         assert "paused" in answer["error"]["message"]
         info = {"number": 9, "digest": "x", "transport": "memory", "location": "/nowhere", "dtype": "float32"}
-        assert (await post(client, "/update_weights", {"update_info": info}))[0] == 400
+        assert (await post(client, "/update_weights", {"update_info": info}))[0] == 409
 
     serve(check)
 

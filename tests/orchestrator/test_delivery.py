@@ -2,34 +2,49 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from muster import clock
+from muster.engine.port import Scores
 from muster.errors import EngineError, PublicationError
 from muster.journal import EventRow, Journal
 from muster.orchestrator.delivery import Delivery
 from muster.publish.publisher import Publisher, PublisherConfig
 from muster.sim.fake_engine import FakeReplica
 from muster.sim.fake_trainer import FakeTrainer
-from muster.types import Publication
+from muster.types import Ints, Publication, Sampling, Session
 from orchestrator.world import World
+
+
+class Garbling(FakeReplica):
+    """From version `garbled` on its weights are right by name and digest, and score like noise."""
+
+    garbled = 10**9
+
+    async def score(self, tokens: Ints, *, temperature: float) -> Scores:
+        scores = await super().score(tokens, temperature=temperature)
+        off = np.float32(1000.0 if self.version.number >= self.garbled else 0.0)
+        return replace(scores, logprobs_T=scores.logprobs_T + off)
 
 
 class Ground:
     """One replica, a trainer, and the delivery between them."""
 
-    def __init__(self, *, attempts: int = 3, replicas: int = 1) -> None:
+    def __init__(
+        self, *, attempts: int = 3, replicas: int = 1, trainer: Callable[[], FakeTrainer] = FakeTrainer
+    ) -> None:
         self.journal = Journal.in_memory(meta={})
-        self.replica = FakeReplica("engine0", policy=lambda *_: [2])
-        self.other = FakeReplica("engine1", policy=lambda *_: [2])
+        self.replica = Garbling("engine0", policy=lambda *_: [2])
+        self.other = Garbling("engine1", policy=lambda *_: [2])
         self.served: list[int | None] = []
         self.retired: list[Publication] = []
         self.delivery = Delivery(
             journal=self.journal,
-            trainer=FakeTrainer(),
+            trainer=trainer(),
             publisher=Publisher(
                 [self.replica, self.other][:replicas], PublisherConfig(canary_tolerance=100.0, stage_timeout_s=5.0)
             ),
@@ -45,9 +60,15 @@ class Ground:
         return self.delivery.look([await self.replica.statistics()], {}, asked=asked)
 
 
-def on(play: Callable[[Ground], Awaitable[None]], *, attempts: int = 3, replicas: int = 1) -> Ground:
+def on(
+    play: Callable[[Ground], Awaitable[None]],
+    *,
+    attempts: int = 3,
+    replicas: int = 1,
+    trainer: Callable[[], FakeTrainer] = FakeTrainer,
+) -> Ground:
     async def main() -> Ground:
-        ground = Ground(attempts=attempts, replicas=replicas)
+        ground = Ground(attempts=attempts, replicas=replicas, trainer=trainer)
         await play(ground)
         return ground
 
@@ -85,7 +106,70 @@ def test_a_publication_that_missed_its_deadline_is_tried_again_and_written_down(
 
     ground = on(play)
     assert [e.kind for e in ground.journal.rows(EventRow)] == ["publish_failed"]
-    assert len(ground.retired) == 1
+
+
+def test_what_was_delivered_is_kept_until_the_next_version_is_and_published_again_without_an_export() -> None:
+    async def play(ground: Ground) -> None:
+        await ground.delivery.deliver(1, trained_at=clock.now())
+        ground.replica.crash()
+        ground.replica.restart()
+        (record,) = await ground.delivery.deliver(1, trained_at=clock.now())
+        assert (record.version.number, record.export_s) == (1, 0.0)
+        assert not ground.retired
+        await ground.delivery.deliver(2, trained_at=clock.now())
+        assert [p.version.number for p in ground.retired] == [1]
+        ground.delivery.close()
+        ground.delivery.close()
+        assert [p.version.number for p in ground.retired] == [1, 2]
+
+    on(play)
+
+
+def test_a_version_that_no_replica_proves_is_rolled_back_and_all_are_on_the_one_before() -> None:
+    async def play(ground: Ground) -> None:
+        await ground.delivery.deliver(1, trained_at=clock.now())
+        one = ground.delivery.serving
+        ground.replica.garbled = ground.other.garbled = 2
+        with pytest.raises(PublicationError, match="the canary differs by"):
+            await ground.delivery.deliver(2, trained_at=clock.now())
+        assert ground.replica.version == ground.other.version == one == ground.delivery.serving
+        for replica in (ground.replica, ground.other):  # and serve it
+            completion = await replica.generate(np.arange(4, dtype=np.int32), Sampling(max_tokens=1), Session(id="s"))
+            assert completion.versions_T.tolist() == [1]
+
+    ground = on(play, replicas=2)
+    assert [e.kind for e in ground.journal.rows(EventRow)] == ["publish_failed"] * 3 + ["rolled_back"]
+    assert ground.served == [None, 1, None, 1]
+    assert [p.version.number for p in ground.retired] == [2]
+
+
+def test_a_version_that_one_replica_cannot_prove_counts_where_it_was_proven() -> None:
+    async def play(ground: Ground) -> None:
+        await ground.delivery.deliver(1, trained_at=clock.now())
+        ground.other.garbled = 2
+        (record,) = await ground.delivery.deliver(2, trained_at=clock.now())
+        assert record.replica == "engine0"
+
+    ground = on(play, replicas=2)
+    assert ground.served == [None, 1, None, 2]
+    assert [e.kind for e in ground.journal.rows(EventRow)][-1] == "replica_lost"
+
+
+def test_an_export_that_fails_leaves_the_version_before_serving() -> None:
+    class Full(FakeTrainer):
+        async def export(self, number: int) -> Publication:
+            if number == 2:
+                raise PublicationError("no space left on device")
+            return await super().export(number)
+
+    async def play(ground: Ground) -> None:
+        await ground.delivery.deliver(1, trained_at=clock.now())
+        with pytest.raises(PublicationError, match="no space left"):
+            await ground.delivery.deliver(2, trained_at=clock.now())
+        assert ground.delivery.serving is not None
+        assert ground.delivery.serving.number == ground.replica.version.number == 1
+
+    assert on(play, trainer=Full).served == [None, 1, None, 1]
 
 
 def test_one_that_fails_every_time_is_an_error_and_still_retired() -> None:

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from muster.errors import PublicationError
-from muster.publish import memory
 from muster.publish.memory import MemoryExporter, reap, retire
+from muster.transport import files as transport_files
 
 ARRAYS = {"b": np.arange(6, dtype=np.uint16).reshape(2, 3), "a": np.array([16256], dtype=np.uint16)}
 
@@ -94,7 +94,7 @@ def test_reaping_removes_what_dead_runs_left_and_half_written_files_too(tmp_path
 
 
 def test_without_room_in_shared_memory_the_run_directory_takes_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "_SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(transport_files, "SPARE_BYTES", 1 << 60)
     publication = export(exporter(tmp_path))
     assert publication.location.startswith(str(tmp_path / "files")) and load_file(publication.location)
 

@@ -1,13 +1,19 @@
+"""What the publisher promises: one definite version on every replica, and a record of what it took."""
+
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from muster import clock
-from muster.engine.port import InFlight
-from muster.errors import PublicationError
+from muster.engine.emulated import replies
+from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.emulated.replica import EmulatedReplica
+from muster.engine.port import CachePolicy, EngineStatistics, InFlight
+from muster.errors import ConfigError, PublicationError
 from muster.publish.publisher import Canary, Publisher, PublisherConfig
 from muster.sim.fake_engine import Call, FakeRates, FakeReplica, logprobs_of
 from muster.types import Publication, PublicationRecord, Sampling, Session, Version
@@ -50,6 +56,95 @@ def test_every_replica_serves_the_version_and_the_record_splits_latency_from_pau
         assert record.stage_s == pytest.approx(0.5)
         assert 0 < record.pause_s < record.latency_s
         assert record.canary_difference == 0.0
+
+
+def test_a_record_says_what_was_fetched_and_what_is_computed_again() -> None:
+    async def main(cache: CachePolicy) -> tuple[PublicationRecord, EngineStatistics]:
+        one = EmulatedReplica("e", EmulatedEngineConfig(stage_s=1.0, stage_bytes_per_s=100.0, commit_s=0.5))
+        request = asyncio.ensure_future(one.generate(TOKENS, Sampling(max_tokens=1000), Session(id="s")))
+        await clock.sleep(0.2)
+        new = replace(publication(1), size_bytes=400)
+        publisher = Publisher([one], PublisherConfig(cache=cache))
+        reference = Canary(tokens=TOKENS, temperature=1.0, logprobs_T=replies.logprobs_of(TOKENS, new.version, 1.0))
+        (record,) = await publisher.publish(new, reference, trained_at=clock.now() - 2.0, export_s=2.0)
+        await request
+        return record, await one.statistics()
+
+    record, after = clock.run_virtual(main(CachePolicy.RECOMPUTE))
+    assert (record.transfer_s, record.stage_s, record.commit_s) == (4.0, pytest.approx(5.0), pytest.approx(0.5))
+    assert record.pause_s >= record.commit_s
+    assert record.latency_s == pytest.approx(2.0 + record.stage_s + record.pause_s)
+    assert (record.size_bytes, record.held) == (400, 1)
+    assert record.recomputed_tokens == after.recomputed_tokens > len(TOKENS)
+    record, after = clock.run_virtual(main(CachePolicy.KEEP))
+    assert record.recomputed_tokens == after.recomputed_tokens == 0
+
+
+def test_each_replica_is_charged_for_its_own_staging() -> None:
+    async def main() -> list[PublicationRecord]:
+        slow = FakeReplica("slow", policy=lambda *_: [2], rates=FakeRates(stage_s=7.0))
+        return await publish([replica(), slow])
+
+    assert [r.stage_s for r in clock.run_virtual(main())] == [pytest.approx(0.5), pytest.approx(7.0)]
+
+
+def test_a_limit_on_bandwidth_makes_staging_longer_and_pauses_no_longer() -> None:
+    async def main(limit: float | None) -> PublicationRecord:
+        one = EmulatedReplica("e", EmulatedEngineConfig(stage_bytes_per_s=1000.0))
+        new = replace(publication(1), size_bytes=2000, max_bytes_per_s=limit)
+        reference = Canary(tokens=TOKENS, temperature=1.0, logprobs_T=replies.logprobs_of(TOKENS, new.version, 1.0))
+        publisher = Publisher([one], PublisherConfig())
+        return (await publisher.publish(new, reference, trained_at=clock.now(), export_s=0.0))[0]
+
+    free, capped = (clock.run_virtual(main(limit)) for limit in (None, 500.0))
+    assert (free.transfer_s, capped.transfer_s) == (2.0, 4.0)
+    assert capped.stage_s - free.stage_s == pytest.approx(2.0)
+    assert capped.pause_s == pytest.approx(free.pause_s)
+
+
+def test_a_pair_that_a_replica_cannot_do_is_refused_before_the_run_with_its_reason() -> None:
+    class Stubborn(FakeReplica):
+        def supports(self, in_flight: InFlight, cache: CachePolicy) -> str | None:
+            return "held requests pin the cache" if (in_flight, cache) == (InFlight.HOLD, CachePolicy.FLUSH) else None
+
+    stubborn = Stubborn("s", policy=lambda *_: [2])
+    with pytest.raises(ConfigError, match=r'in_flight = "hold" with publish.cache = "flush": s cannot: held requests'):
+        Publisher([replica(), stubborn], PublisherConfig(cache=CachePolicy.FLUSH))
+    Publisher([replica(), stubborn], PublisherConfig(cache=CachePolicy.FLUSH, in_flight=InFlight.ABORT))
+
+
+def test_a_replica_that_does_not_hold_what_was_published_serves_nothing() -> None:
+    """Its digest is another one: a request that was held stays held."""
+
+    class Wrong(FakeReplica):
+        async def commit(self, version: Version, cache: CachePolicy) -> Version:
+            await super().commit(version, cache)
+            return Version(number=version.number, digest="other")
+
+    async def main() -> tuple[bool, int]:
+        wrong = Wrong("wrong", policy=lambda *_: [7] * 50 + [2])
+        request = asyncio.ensure_future(wrong.generate(TOKENS, Sampling(max_tokens=60), Session(id="s")))
+        await clock.sleep(0.2)
+        with pytest.raises(PublicationError, match=r"wrong: holds .*other"):
+            await publish([wrong])
+        await clock.sleep(100.0)
+        held = not request.done()
+        request.cancel()
+        return held, wrong.version.number
+
+    assert clock.run_virtual(main()) == (True, 1)
+
+
+def test_when_one_replica_cannot_stage_none_commits() -> None:
+    async def main() -> list[int]:
+        fine, full = replica("fine"), replica("full")
+        full.crash("no space left")
+        with pytest.raises(PublicationError, match="no space left") as raised:
+            await publish([fine, full])
+        assert raised.value.evidence["replicas"] == ["full"]
+        return [fine.version.number, full.version.number]
+
+    assert clock.run_virtual(main()) == [0, 0]
 
 
 def test_publishing_the_same_version_again_changes_nothing() -> None:

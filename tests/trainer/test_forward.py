@@ -13,6 +13,7 @@ from muster.model.llama import Llama
 from muster.trainer import tree_attention
 from muster.trainer.forward import hidden, logprobs, row_tensors
 from muster.trainer.kernels import RMSNorm, SwiGLU
+from muster.trainer.masters import Masters
 from muster.trainer.packing import plan, sequences
 from muster.trainer.weights import Compute
 from trainer.test_packing import groups_of_segments
@@ -43,7 +44,7 @@ def plain(model, data):
 @settings(max_examples=15, deadline=None)
 def test_packed_log_probabilities_and_gradients_equal_unpacked_ones(config, items):
     weights = masters(config)
-    compute = Compute(config, weights, torch.float32)
+    compute = Compute(config, Masters(trained=weights), torch.float32)
     reference = Llama.from_state(config, {k: v.detach().clone() for k, v in weights.items()})
     for row in plan(items, 40):
         tensors = row_tensors(row, config, compute.embed)
@@ -68,7 +69,7 @@ def test_checkpointing_changes_memory_not_gradients(items):
     gradients = []
     for checkpointing in (False, True):
         weights = masters()
-        compute = Compute(TINY, weights, torch.float32)
+        compute = Compute(TINY, Masters(trained=weights), torch.float32)
         tensors = row_tensors(row, TINY, compute.embed)
         logprobs(compute, hidden(compute, tensors, checkpointing=checkpointing), tensors, T).sum().backward()
         compute.flush()
@@ -82,7 +83,7 @@ def test_bf16_gradients_point_where_fp32_gradients_point():
     gradients = {}
     for dtype in (torch.float32, torch.bfloat16):
         weights = masters()
-        compute = Compute(TINY, weights, dtype)
+        compute = Compute(TINY, Masters(trained=weights), dtype)
         for row in plan(items, 200):
             tensors = row_tensors(row, TINY, compute.embed)
             logprobs(compute, hidden(compute, tensors), tensors, T).sum().backward()
@@ -118,7 +119,7 @@ def test_a_long_trunk_is_handled_in_chunks(monkeypatch):
     for queries in (1 << 30, 7):
         monkeypatch.setattr(tree_attention, "_QUERIES_AT_ONCE", queries)
         weights = masters()
-        compute = Compute(TINY, weights, torch.float32)
+        compute = Compute(TINY, Masters(trained=weights), torch.float32)
         tensors = row_tensors(row, TINY, compute.embed)
         logprobs(compute, hidden(compute, tensors), tensors, T).sum().backward()
         compute.flush()

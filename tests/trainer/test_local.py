@@ -46,7 +46,7 @@ def make(model, tmp_path):
 
 
 def weights(trainer: LocalTrainer) -> str:
-    return digest(trainer.learner.masters)
+    return digest(trainer.learner.masters.trained)
 
 
 def tokens_of(made: Batch) -> list[np.ndarray]:
@@ -111,7 +111,7 @@ def test_the_gradient_of_a_packed_step_is_that_of_the_naive_unpacked_loss(make, 
     optimizer_step = trainer.learner.optimizer.step
 
     def spy() -> None:
-        caught.update({name: m.grad.clone() for name, m in trainer.learner.masters.items()})
+        caught.update({name: m.grad.clone() for name, m in trainer.learner.masters.trained.items()})
         optimizer_step()
 
     trainer.learner.optimizer.step = spy
@@ -314,7 +314,7 @@ def test_gradients_are_clipped_by_their_norm(make):
 def test_a_gradient_that_is_not_finite_is_refused_and_nothing_moves(make):
     trainer = make()
     with torch.no_grad():
-        next(iter(trainer.learner.masters.values())).fill_(float("nan"))
+        next(iter(trainer.learner.masters.trained.values())).fill_(float("nan"))
     trainer.learner.compute.refresh()
     with pytest.raises(TrainerError, match="not finite"):
         trainer.step(random_batch(0))
@@ -391,7 +391,7 @@ def test_a_checkpoint_of_another_model_is_refused(make, tmp_path):
 def test_the_published_digest_is_that_of_the_serving_weights(make):
     trainer = make(serving_dtype="bfloat16", loss=GRPO())
     publication = trainer.export(3)
-    served = {name: m.detach().to(torch.bfloat16) for name, m in trainer.learner.masters.items()}
+    served = {name: m.detach().to(torch.bfloat16) for name, m in trainer.learner.masters.trained.items()}
     assert publication.version.digest == digest(served) and publication.version.number == 3
 
 

@@ -21,7 +21,7 @@ from muster import clock
 from muster.doctor import judge
 from muster.doctor.judge import Check, Status, TorchSeen
 from muster.errors import BoundaryError
-from muster.publish import memory
+from muster.publish import transports
 from muster.sandbox import bubblewrap
 from muster.sandbox.cgroup import Cgroups
 from muster.sandbox.config import MIB, SandboxConfig
@@ -63,7 +63,7 @@ def look_at_sandboxes(config: SandboxConfig) -> Iterator[Check]:
     yield judge.limits(cgroups.version, tuple(cgroups.hierarchies), try_limits(cgroups))
     namespaces = judge.namespaces(try_namespaces(), forbidden=lifting())
     yield namespaces
-    leftovers = judge.leftovers(try_reap(config.state_dir), memory.reap(), config.state_dir)
+    leftovers = judge.leftovers(try_reap(config.state_dir), transports.reap(), config.state_dir)
     yield leftovers
     if Status.FAIL in (user.status, namespaces.status, leftovers.status):
         return

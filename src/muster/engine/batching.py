@@ -5,10 +5,11 @@
                  └──── preempt ◄────────┤
                                         ├─ schedule ─► run ─► postprocess ─► done(completion)
        pause: HOLD stops stepping; FINISH stops admitting and waits; ABORT ends what runs
-       commit: only while paused; the old version's cache goes, held requests keep theirs or are preempted
+       commit: only while paused; idle cache of the old weights goes, held requests keep theirs or are preempted
 
 Law: single-threaded and synchronous; whoever owns the thread calls `step` while `busy`. Each sampled token
-carries the version whose weights sampled it, and only requests of one version share cache.
+carries the version whose weights sampled it. Cache is shared between requests that began under one salt, and every
+commit makes a new one, unless it is told to share.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from muster.engine.config import EmbeddedEngineConfig
 from muster.engine.decoder import Decoder
 from muster.engine.kv_store import KVStore
 from muster.engine.packed_weights import PackedWeights
+from muster.engine.pieces import after
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores
-from muster.engine.prefix_cache import PrefixCache
+from muster.engine.prefix_cache import PrefixCache, distinct_tokens
 from muster.engine.request import Finish, Phase, Request
 from muster.engine.sampling import sample
 from muster.engine.step_plan import Feed, plan
@@ -54,6 +56,7 @@ class BatchingEngine:
         self.config, self.name = config, name
         self.weights, self.version = weights, Version(number=version, digest=weights.digest)
         self._staged: tuple[Version, PackedWeights] | None = None
+        self._salt = 0  # of the prefix cache: grows with every commit that does not share
         self._cache = PrefixCache(config.slots, config.max_model_len, config.prefix_capacity_tokens)
         self._store = KVStore(weights.config, config.slots, config.max_model_len, weights.dtype)
         self._decoder = Decoder(weights.config, self._store, weights.dtype)
@@ -99,6 +102,13 @@ class BatchingEngine:
             self._end(request, "abort")
         self._settle()
         return len(ended)
+
+    def progress(self, request_id: str, start: int) -> Completion | None:
+        """What a live request has sampled from its token `start` on; None: nothing yet."""
+        for request in [*self._running, *self._waiting]:
+            if request.id == request_id and request.length - request.prompt_len > start:
+                return after(request.completion("abort", self.name), start)
+        return None
 
     def score(self, tokens: Ints, temperature: float) -> Scores:
         """As `engine.port.Engine.score`; also while paused, which is when a publication is checked."""
@@ -150,7 +160,8 @@ class BatchingEngine:
                 self._end(request, "abort")
             self._take_effect(Pause(aborted=len(running)))
         elif in_flight is InFlight.HOLD:
-            self._take_effect(Pause(held=len(self._running)))
+            computed = [r.tokens[: r.slot.filled] for r in self._running if r.slot is not None]
+            self._take_effect(Pause(held=len(computed), held_tokens=distinct_tokens(computed)))
         self._settle()
 
     def resume(self) -> None:
@@ -185,9 +196,13 @@ class BatchingEngine:
             raise EngineError(f"version {version.number}: commit needs a paused engine")
         if self._staged is None or self._staged[0] != version:
             raise EngineError(f"version {version.number} is not staged")
+        if cache is not CachePolicy.SHARE:
+            self._salt += 1
+            self.reset_cache(preempt=cache in (CachePolicy.RECOMPUTE, CachePolicy.FLUSH))
+        if cache is CachePolicy.FLUSH:
+            self._store.give_back()
         self.weights, self._staged = self._staged[1], None
         self.version = Version(number=version.number, digest=self.weights.digest)
-        self.reset_cache(preempt=cache is CachePolicy.RECOMPUTE)
         return self.version
 
     def reset_cache(self, *, preempt: bool) -> None:
@@ -224,7 +239,7 @@ class BatchingEngine:
         self._waiting = still
 
     def _place(self, request: Request) -> bool:
-        placement = self._cache.place(request.tokens, request.session.id, self.version.number)
+        placement = self._cache.place(request.tokens, request.session.id, self._salt)
         if placement is None:
             return False
         self._store.place(placement)
@@ -325,7 +340,7 @@ class BatchingEngine:
 
     def _end(self, request: Request, finish: Finish) -> None:
         if request.slot is not None:
-            self._cache.release(request.slot, keep=request.slot.version == self.version.number)
+            self._cache.release(request.slot, keep=request.slot.salt == self._salt)
             self._running.remove(request)
         else:
             self._waiting.remove(request)

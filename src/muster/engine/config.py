@@ -1,10 +1,18 @@
-"""Configuration of the embedded engine. No torch: whoever launches the engine reads this."""
+"""Which engine serves, and how: one model of configuration for each kind, told apart by `kind`.
+
+Law: no torch and no adapter here; whoever launches an engine reads this. All kinds have `replicas`, `dtype` and
+`max_model_len`, so that the rest of the configuration can be checked against any of them.
+
+    engine = "vllm"                               a bare word is the kind, with its defaults
+    [engine]                                      no kind: embedded
+    [engine] kind = "vllm"  urls = ["http://…"]   servers that run already
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 
 class EmbeddedEngineConfig(BaseModel):
@@ -12,6 +20,7 @@ class EmbeddedEngineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    kind: Literal["embedded"] = "embedded"
     replicas: int = Field(default=1, ge=1, description="processes that serve; they share the machine's cores")
     dtype: Literal["bfloat16", "float32"] = Field(default="bfloat16", description="serving precision")
     max_streams: int = Field(default=64, ge=1, description="requests that run at once; more wait")
@@ -42,3 +51,62 @@ class EmbeddedEngineConfig(BaseModel):
                 f"max_model_len = {self.max_model_len}; max_streams = {self.max_streams} needs {need}"
             )
         return self
+
+
+class VllmConfig(BaseModel):
+    """vLLM servers: started here, or running already at `urls`.
+
+    Example: `VllmConfig(replicas=2, python="/opt/vllm/bin/python", extra_args=("--enforce-eager",))`
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["vllm"] = "vllm"
+    replicas: int = Field(default=1, ge=1, description="servers that are started; those of `urls` count themselves")
+    dtype: Literal["bfloat16", "float16", "float32"] = Field(default="bfloat16", description="serving precision")
+    max_model_len: int = Field(default=1024, ge=16, description="tokens of prompt and completion together")
+    max_streams: int = Field(default=64, ge=1, description="requests that run at once; more wait")
+    python: str = Field(default="", description="interpreter that has vllm; empty: the one that runs muster")
+    urls: tuple[str, ...] = Field(default=(), description="running servers that load Muster's middleware, not started")
+    device: Literal["cpu", "gpu"] = Field(default="cpu", description="which build of vllm the interpreter has")
+    gpus: tuple[int, ...] = Field(
+        default=(), description="GPU: device number of each replica, counted from 0; empty: 0, 1, …"
+    )
+    kv_cache_gib: float | None = Field(
+        default=None, gt=0, description="memory for keys and values; none: 1 on the CPU, what is left on a GPU"
+    )
+    gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1, description="GPU: share of its memory")
+    block_tokens: int | None = Field(default=None, ge=1, description="granularity of the prefix cache; none: vllm's")
+    eager: bool = Field(default=True, description="no compilation: starts sooner, decodes slower")
+    threads: int = Field(default=0, ge=0, description="CPU: threads of a replica; 0: one per available core")
+    extra_args: tuple[str, ...] = Field(default=(), description="further arguments of vllm's server")
+    start_timeout_s: float = Field(default=600.0, gt=0, description="until a server answers")
+    request_timeout_s: float = Field(default=600.0, gt=0, description="deadline of one generate call")
+    control_timeout_s: float = Field(default=120.0, gt=0, description="deadline of any other call")
+
+    @model_validator(mode="after")
+    def _one_place_per_replica(self) -> VllmConfig:
+        if self.gpus and self.device == "cpu":
+            raise ValueError('gpus is set, but device = "cpu"; set device = "gpu"')
+        if self.gpus and len(self.gpus) != self.replicas:
+            raise ValueError(f"gpus names devices for {len(self.gpus)} replicas, replicas = {self.replicas}")
+        if self.urls and len(self.urls) != self.replicas:
+            raise ValueError(f"urls names {len(self.urls)} servers, replicas = {self.replicas}")
+        return self
+
+
+def _kind_of(value: Any) -> str:
+    kind = value.get("kind", "embedded") if isinstance(value, dict) else getattr(value, "kind", "embedded")
+    return str(kind)
+
+
+def _from_word(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+EngineConfig = Annotated[
+    Annotated[EmbeddedEngineConfig, Tag("embedded")] | Annotated[VllmConfig, Tag("vllm")],
+    Discriminator(_kind_of),
+    BeforeValidator(_from_word),
+]
+"""What `engine` may be in a run's configuration."""

@@ -2,12 +2,13 @@
 
     generate ─► router: placed, or waits ─► replica ─► Completion
                    ▲                          │ failed, no answer in time, or made by old weights:
-                   └── again, elsewhere ◄─────┘ the same prompt, with whatever was kept in it
+                   └── again, elsewhere ◄─────┘ after the tokens that arrived, if the replica streams
     a replica that does not serve ─► asked how it is, while there are calls ─► serves again when its version is right
 
 Law: a turn is answered once, however often it was tried: a try that failed left nothing behind, for cancelling a
-request aborts it in its engine. Only a healthy replica gets turns; one that holds another version than the published
-one gets none. What the fleet decides is decided in `router` and `routing.health`; here it is done.
+request aborts it in its engine, and what it had said is the beginning of the answer. Only a healthy replica gets turns;
+one that holds another version than the published one gets none. What the fleet decides is decided in `router` and
+`routing.health`; here it is done.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
+import numpy as np
+
 from muster import clock
+from muster.engine.pieces import continued, ending, remaining
 from muster.engine.port import EngineStatistics, Replica, Scores
 from muster.engine.router import Placed, Router, RouterConfig
 from muster.engine.routing.health import ReplicaState
-from muster.engine.routing.member import Member
+from muster.engine.routing.member import Member, is_refusal
 from muster.errors import EngineError
 from muster.types import Completion, Ints, Sampling, Session, Version
 
 _DEFAULT = RouterConfig()
-_REFUSED = range(400, 500)
-"""Status of an answer that says that the request is wrong: any other replica would say the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,25 +70,39 @@ class Fleet:
 
     async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
         """Raises `EngineError` when the request is refused, failed `attempts` times, or no replica serves."""
-        asked = clock.now()
         self._calls += 1
-        avoid: frozenset[str] = frozenset()
         try:
-            for left in reversed(range(self._config.attempts)):
-                ticket = next(self._tickets)
-                member = self._by_name[await self._place(ticket, tokens, sampling, session, avoid)]
-                queue_s = clock.now() - asked
-                try:
-                    completion = await self._ask(member, ticket, tokens, sampling, session)
-                except EngineError as error:
-                    if error.evidence.get("status") in _REFUSED or not left:
-                        raise
-                    avoid |= {member.name}
-                else:
-                    return replace(completion, queue_s=completion.queue_s + queue_s)
-            raise AssertionError("the last try returns or raises")
+            return await self._answered(tokens, sampling, session)
         finally:
             self._calls -= 1
+
+    async def _answered(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
+        """Try, and go on elsewhere from what the tries before had said."""
+        asked = clock.now()
+        begun: Completion | None = None
+        avoid: frozenset[str] = frozenset()
+        for left in reversed(range(self._config.attempts)):
+            said = 0 if begun is None else len(begun.tokens_T)
+            prompt = tokens if begun is None else np.concatenate([tokens, begun.tokens_T])
+            rest = remaining(sampling, said) if said else sampling
+            ticket = next(self._tickets)
+            member = self._by_name[await self._place(ticket, prompt, rest, session, avoid)]
+            queue_s = clock.now() - asked
+            try:
+                completion = await self._ask(member, ticket, prompt, rest, session)
+            except EngineError as error:
+                if (kept := error.kept) is not None:
+                    kept, asked = replace(kept, queue_s=kept.queue_s + queue_s), clock.now()
+                    begun = continued(begun, kept) if begun else kept
+                    if (whole := ending(begun, sampling)) is not None:
+                        return whole
+                if is_refusal(error) or not left:
+                    raise EngineError(str(error), error.evidence, kept=begun) from None
+                avoid |= {member.name}
+            else:
+                completion = replace(completion, queue_s=completion.queue_s + queue_s)
+                return continued(begun, completion) if begun else completion
+        raise AssertionError("the last try returns or raises")
 
     async def score(self, tokens: Ints, *, temperature: float) -> Scores:
         """By the first replica that serves."""

@@ -5,15 +5,16 @@ Law: this file moves rows where the cache's decisions say and knows no token.
     slots_LSHCW     layers, slots, heads (keys first, then values), rows of the tail, head width
     prefix_LHPW     the same without slots, exactly as long as the prefix
 
-Untouched pages of `slots_LSHCW` cost no memory: the operating system hands out zeroed ones on first write.
-They must be zero, not just any memory: masked rows are read, and a NaN survives a mask.
+Untouched pages of `slots_LSHCW` cost no memory: the operating system hands out zeroed ones on first write, and takes
+them back when told. They must be zero, not just any memory: masked rows are read, and a NaN survives a mask.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
+from contextlib import suppress
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,8 +28,11 @@ class KVStore:
     def __init__(self, config: LlamaConfig, slots: int, max_len: int, dtype: torch.dtype) -> None:
         shape = (config.layers, slots, 2 * config.kv_heads, max_len, config.head_width)
         size_bytes = math.prod(shape) * dtype.itemsize
-        # numpy asks for zeroed pages lazily; torch.zeros would touch them all
-        self.slots_LSHCW = torch.from_numpy(np.zeros(size_bytes, dtype=np.uint8)).view(dtype).view(shape)
+        # torch.zeros would touch all pages, and numpy could not give them back
+        self._pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):  # a kernel without huge pages
+            self._pages.madvise(mmap.MADV_HUGEPAGE)
+        self.slots_LSHCW = torch.frombuffer(self._pages, dtype=torch.uint8).view(dtype).view(shape)
         self._prefixes: dict[int, Tensor] = {}
 
     def prefix(self, prefix: Prefix) -> Tensor:
@@ -49,6 +53,10 @@ class KVStore:
         for prefix_id in cache.dropped:
             self._prefixes.pop(prefix_id, None)
         cache.dropped.clear()
+
+    def give_back(self) -> None:
+        """Return the memory of all slots to the operating system. None may be in use: they read as zeros now."""
+        self._pages.madvise(mmap.MADV_DONTNEED)
 
     def _rebase(self, move: Rebase) -> None:
         own_LHCW = self.slots_LSHCW[:, move.slot.index]

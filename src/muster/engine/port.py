@@ -29,19 +29,38 @@ class InFlight(StrEnum):
 
 
 class CachePolicy(StrEnum):
-    """What a commit does to the cache of requests in flight. Prefixes are never shared across versions."""
+    """What a commit does to keys and values of the old weights.
 
-    KEEP = "keep"  # held requests go on with keys and values of the old weights
+    New requests never begin from them, whatever becomes of requests in flight; only SHARE lets them.
+    """
+
+    KEEP = "keep"  # held requests go on with them
     RECOMPUTE = "recompute"  # held requests are prefilled again under the new weights
+    FLUSH = "flush"  # as RECOMPUTE, and their memory is given back before the new weights are placed
+    SHARE = "share"  # as KEEP, and new requests may begin from them too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """What a pause met: requests held, finished before it took effect, or aborted."""
+    """What a pause met: requests held, finished before it took effect, or aborted.
+
+    held_tokens: how many tokens of the held requests have keys and values, beginnings that they share counted once.
+    It is what a commit makes them compute again, unless they end before; 0 where the engine does not say.
+    """
 
     held: int = 0
     finished: int = 0
     aborted: int = 0
+    held_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """What staging cost: fetching the bytes, and making weights of them. Zeros when all was there already."""
+
+    transfer_s: float = 0.0
+    decode_s: float = 0.0
+    size_bytes: int = 0  # fetched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +117,11 @@ class WeightSink(Protocol):
 
     name: str
 
-    async def stage(self, publication: Publication) -> None:
+    def supports(self, in_flight: InFlight, cache: CachePolicy) -> str | None:
+        """Why this replica cannot publish so; None: it can. Pure: asked once, before the run starts."""
+        ...
+
+    async def stage(self, publication: Publication) -> Staged:
         """Fetch and decode the weights while serving goes on."""
         ...
 

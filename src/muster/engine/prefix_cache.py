@@ -1,7 +1,9 @@
 """Which cached keys and values a new request may start from. Pure: decides, moves no tensor.
 
-Law: a token's keys and values are computed once per policy version while anyone can use them, and are never
-shared across versions. Three places hold them:
+Law: a token's keys and values are computed once per salt while anyone can use them, and are never shared across
+salts. A salt stands for the weights that computed them: who changes the weights changes it, unless told to share; a
+version's number will not do, for a version that is rolled back and served again is not the cache of its first time.
+Three places hold them:
 
     Prefix   an immutable run of tokens that several sequences begin with; attention reads it once for all
     slot     the private tail behind it, one per sequence; stays cached under its session when the turn ends
@@ -36,7 +38,7 @@ class Prefix:
 
     id: int
     tokens: Ints
-    version: int
+    salt: int
     users: int = 0
     last_used: int = 0
 
@@ -58,7 +60,7 @@ class Slot:
     shared: int = 0
     running: bool = False
     session: str = ""
-    version: int = -1
+    salt: int = -1
     last_used: int = 0
 
     @property
@@ -124,18 +126,18 @@ class PrefixCache:
         """Token rows that hold keys and values."""
         return sum(s.tail for s in self.slots) + sum(len(p) for p in self.prefixes)
 
-    def place(self, tokens: Ints, session: str, version: int) -> Placement | None:
+    def place(self, tokens: Ints, session: str, salt: int) -> Placement | None:
         """A place for a sequence of `tokens`, or None: no slot is free, or a neighbour is computing its prefix.
 
         At least the last token is left to compute, because its logits are wanted.
         """
         limit = len(tokens) - 1
         common_S = self._common(tokens, limit)
-        filled_S = np.minimum(common_S, self._lengths("filled", version))
-        prefix, attached = self._best_prefix(tokens, limit, version)
+        filled_S = np.minimum(common_S, self._lengths("filled", salt))
+        prefix, attached = self._best_prefix(tokens, limit, salt)
         source = self.slots[int(filled_S.argmax())]
         best = max(int(filled_S[source.index]), attached)
-        if int(np.minimum(common_S, self._lengths("planned", version)).max()) > best + MIN_SHARED_TOKENS:
+        if int(np.minimum(common_S, self._lengths("planned", salt)).max()) > best + MIN_SHARED_TOKENS:
             return None
         own = self._idle_of(session)
         if own is not None and best and filled_S[own.index] >= best:
@@ -148,7 +150,7 @@ class PrefixCache:
         self._empty(target)
         if best < MIN_SHARED_TOKENS:
             prefix, attached, best = None, 0, 0
-        return self._attach(target, tokens, session, version, source, best, prefix, attached)
+        return self._attach(target, tokens, session, salt, source, best, prefix, attached)
 
     def grow(self, slot: Slot, token: int) -> None:
         """Note a token appended to the sequence in `slot` (its keys and values come later)."""
@@ -177,7 +179,7 @@ class PrefixCache:
         target: Slot,
         tokens: Ints,
         session: str,
-        version: int,
+        salt: int,
         source: Slot,
         best: int,
         prefix: Prefix | None,
@@ -186,13 +188,13 @@ class PrefixCache:
         rebase = copy = None
         new = None
         if best - attached >= PROMOTE_TOKENS:
-            new = self._new_prefix(tokens[:best], version, keep=prefix)
+            new = self._new_prefix(tokens[:best], salt, keep=prefix)
         if new is not None:
             rebase = self._rebase(source, new, best)
             prefix, attached = new, best
         elif best > attached:
             copy = Copy(source=source.index, source_shared=source.shared, start=attached, stop=best)
-        self._start(target, tokens, session, version)
+        self._start(target, tokens, session, salt)
         target.prefix, target.shared = (prefix, attached) if prefix else (None, 0)
         target.filled = best
         if prefix:
@@ -205,11 +207,11 @@ class PrefixCache:
         if cached <= slot.shared:
             slot.shared = cached
         slot.filled = cached
-        self._start(slot, tokens, slot.session if session is None else session, slot.version)
+        self._start(slot, tokens, slot.session if session is None else session, slot.salt)
         return Placement(slot=slot, cached=cached)
 
-    def _start(self, slot: Slot, tokens: Ints, session: str, version: int) -> None:
-        slot.session, slot.version, slot.running = session, version, True
+    def _start(self, slot: Slot, tokens: Ints, session: str, salt: int) -> None:
+        slot.session, slot.salt, slot.running = session, salt, True
         slot.planned = len(tokens)
         slot.last_used = self._now()
         self._tokens_SC[slot.index, : len(tokens)] = tokens
@@ -229,7 +231,7 @@ class PrefixCache:
         slot.prefix, slot.shared = prefix, length
         return move
 
-    def _new_prefix(self, tokens: Ints, version: int, keep: Prefix | None) -> Prefix | None:
+    def _new_prefix(self, tokens: Ints, salt: int, keep: Prefix | None) -> Prefix | None:
         """Make room by forgetting unused prefixes but `keep`, oldest first; None when the rest is in use."""
         idle = [p for p in self.prefixes if p.users == 0 and p is not keep]
         used = sum(len(p) for p in self.prefixes) - sum(len(p) for p in idle)
@@ -239,7 +241,7 @@ class PrefixCache:
             if sum(len(p) for p in self.prefixes) + len(tokens) > self.prefix_capacity:
                 self._drop(prefix)
         self._next_prefix += 1
-        prefix = Prefix(self._next_prefix, tokens.copy(), version, last_used=self._now())
+        prefix = Prefix(self._next_prefix, tokens.copy(), salt, last_used=self._now())
         self.prefixes.append(prefix)
         return prefix
 
@@ -270,15 +272,15 @@ class PrefixCache:
         first = np.logical_not(equal_SL).argmax(axis=1) if limit else np.zeros(self.slot_count, np.int64)
         return np.where(equal_SL.all(axis=1), limit, first).astype(np.int32)
 
-    def _lengths(self, kind: str, version: int) -> Ints:
-        lengths: Iterable[int] = (getattr(s, kind) if s.version == version else 0 for s in self.slots)
+    def _lengths(self, kind: str, salt: int) -> Ints:
+        lengths: Iterable[int] = (getattr(s, kind) if s.salt == salt else 0 for s in self.slots)
         return np.fromiter(lengths, dtype=np.int32, count=self.slot_count)
 
-    def _best_prefix(self, tokens: Ints, limit: int, version: int) -> tuple[Prefix | None, int]:
+    def _best_prefix(self, tokens: Ints, limit: int, salt: int) -> tuple[Prefix | None, int]:
         best: tuple[Prefix | None, int] = (None, 0)
         for prefix in self.prefixes:
             length = min(limit, len(prefix))
-            if prefix.version != version or length <= best[1]:
+            if prefix.salt != salt or length <= best[1]:
                 continue
             different = np.flatnonzero(prefix.tokens[:length] != tokens[:length])
             common = int(different[0]) if len(different) else length
@@ -289,3 +291,19 @@ class PrefixCache:
     def _now(self) -> int:
         self._tick += 1
         return self._tick
+
+
+def distinct_tokens(sequences: Iterable[Ints]) -> int:
+    """Tokens in all sequences together, beginnings that several share counted once.
+
+    Neighbours in sorted order share the longest beginnings, so that what each adds is what is behind that.
+    Example: of `1 2 3`, `1 2 4` and `5` there are 5: 1, 2, 3, 4, 5
+    """
+    total, before = 0, np.zeros(0, np.int32)
+    for raw in sorted(np.ascontiguousarray(tokens, dtype=np.int32).tobytes() for tokens in sequences):
+        tokens = np.frombuffer(raw, np.int32)
+        length = min(len(tokens), len(before))
+        different = np.flatnonzero(tokens[:length] != before[:length])
+        total += len(tokens) - (int(different[0]) if len(different) else length)
+        before = tokens
+    return total

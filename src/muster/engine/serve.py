@@ -33,6 +33,7 @@ from muster.engine.packed_weights import load
 from muster.engine.server import application
 from muster.engine.thread import EngineThread
 from muster.errors import UserError
+from muster.transport.receive import Receiver
 
 TOKEN_VARIABLE = "MUSTER_ENGINE_TOKEN"
 
@@ -75,7 +76,8 @@ async def _serve(options: argparse.Namespace, config: EmbeddedEngineConfig, toke
         torch.set_num_threads(config.threads)
     weights = load(options.model, getattr(torch, config.dtype))
     core = BatchingEngine(config, weights, name=options.name, version=options.version_number, born=born)
-    engine = EngineThread(core, threads=config.threads)
+    receiver = Receiver(label=options.name, base=options.model)
+    engine = EngineThread(core, receiver, threads=config.threads)
     runner = web.AppRunner(application(engine, token), handler_cancellation=True, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, options.host, options.port, backlog=1024)
@@ -90,6 +92,7 @@ async def _serve(options: argparse.Namespace, config: EmbeddedEngineConfig, toke
         return 1
     await runner.cleanup()
     engine.close()
+    receiver.close()
     return 0
 
 

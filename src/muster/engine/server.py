@@ -6,8 +6,11 @@ Law: translates and nothing else. A malformed body is 400 and names the field; w
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import json
 import uuid
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -15,14 +18,18 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from pydantic import BaseModel, ValidationError
 
+from muster import clock
 from muster.engine import wire
-from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores
-from muster.errors import EngineError, UserError
+from muster.engine.pieces import Piece, after
+from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores, Staged
+from muster.errors import EngineError, PublicationError, UserError
 from muster.types import Completion, Ints, Publication, Sampling, Session, Version
 
 Body = TypeVar("Body", bound=BaseModel)
 
 MAX_BODY_BYTES = 64 << 20
+PIECE_EVERY_S = 1.0
+"""How often a stream says what is new: as much is lost at most when the server is."""
 
 
 class ServedEngine(Protocol):
@@ -32,11 +39,15 @@ class ServedEngine(Protocol):
 
     async def generate(self, request_id: str, tokens: Ints, sampling: Sampling, session: Session) -> Completion: ...
 
+    async def progress(self, request_id: str, start: int) -> Completion | None:
+        """What a request that runs has sampled from its token `start` on; None: nothing yet."""
+        ...
+
     async def score(self, tokens: Ints, temperature: float) -> Scores: ...
 
     async def statistics(self, *, take_intervals: bool) -> EngineStatistics: ...
 
-    async def stage(self, publication: Publication) -> None: ...
+    async def stage(self, publication: Publication) -> Staged: ...
 
     async def pause(self, in_flight: InFlight, *, clear_cache: bool) -> Pause: ...
 
@@ -82,13 +93,45 @@ class _Handlers:
     def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
 
-    async def generate(self, request: web.Request) -> web.Response:
+    async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request, wire.GenerateBody)
         request_id = body.request_id or uuid.uuid4().hex
         session = Session(id=request.headers.get(wire.SESSION_HEADER, ""))
         sampling = body.sampling_params.sampling()
-        completion = await self._engine.generate(request_id, _tokens(body.token_ids), sampling, session)
-        return web.json_response(wire.completion_to_json(completion, request_id, len(body.token_ids)))
+        answer = self._engine.generate(request_id, _tokens(body.token_ids), sampling, session)
+        if body.stream:
+            return await self._stream(request, request_id, len(body.token_ids), asyncio.ensure_future(answer))
+        return web.json_response(wire.completion_to_json(await answer, request_id, len(body.token_ids)))
+
+    async def _stream(
+        self, request: web.Request, request_id: str, prompt_tokens: int, answer: asyncio.Task[Completion]
+    ) -> web.StreamResponse:
+        """What is new, now and then, and the rest at the end. Before the first piece an error is an error's answer."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        sent = 0
+        try:
+            while True:
+                with suppress(TimeoutError):
+                    async with clock.timeout(PIECE_EVERY_S):
+                        await asyncio.shield(answer)
+                last = answer.done()
+                new = after(answer.result(), sent) if last else await self._engine.progress(request_id, sent)
+                if new is None:
+                    continue
+                if not response.prepared:
+                    await response.prepare(request)
+                sent += len(new.tokens_T)
+                event = wire.piece_to_json(Piece(completion=new, last=last), request_id, prompt_tokens)
+                await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+                if last:
+                    return response
+        except EngineError as error:
+            if not response.prepared:
+                raise
+            await response.write(b"data: " + json.dumps(_problem(409, str(error))).encode() + b"\n\n")
+            return response
+        finally:
+            answer.cancel()
 
     async def score(self, request: web.Request) -> web.Response:
         body = await _body(request, wire.ScoreBody)
@@ -101,8 +144,7 @@ class _Handlers:
             raise UserError(f"mode: {mode!r} is not one of {', '.join(wire.PAUSE_MODES)}")
         clear = _flag(request, "clear_cache")
         pause = await self._engine.pause(wire.PAUSE_MODES[mode], clear_cache=clear)
-        counts = {"held": pause.held, "finished": pause.finished, "aborted": pause.aborted}
-        return web.json_response({"status": "paused", **counts})
+        return web.json_response(wire.pause_to_json(pause))
 
     async def resume(self, request: web.Request) -> web.Response:
         await self._engine.resume()
@@ -124,8 +166,8 @@ class _Handlers:
 
     async def update_weights(self, request: web.Request) -> web.Response:
         body = await _body(request, wire.UpdateBody)
-        await self._engine.stage(body.update_info.publication())
-        return web.json_response({"status": "staged"})
+        staged = await self._engine.stage(body.update_info.publication())
+        return web.json_response(wire.staged_to_json(staged))
 
     async def finish_weight_update(self, request: web.Request) -> web.Response:
         body = await _body(request, wire.FinishBody)
@@ -152,7 +194,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except UserError as error:
         return _error(400, str(error))
-    except EngineError as error:
+    except (EngineError, PublicationError) as error:
         return _error(409, str(error))
 
 
@@ -192,4 +234,8 @@ def _tokens(ids: list[int]) -> Ints:
 
 
 def _error(status: int, message: str) -> web.Response:
-    return web.json_response({"error": {"message": message, "code": status}}, status=status)
+    return web.json_response(_problem(status, message), status=status)
+
+
+def _problem(status: int, message: str) -> dict[str, dict[str, str | int]]:
+    return {"error": {"message": message, "code": status}}

@@ -13,15 +13,16 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from muster import clock
 from muster.engine.batching import BatchingEngine
 from muster.engine.packed_weights import PackedWeights, load_published
-from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores
+from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores, Staged
 from muster.errors import MusterError
+from muster.transport.receive import Receiver
 from muster.types import Completion, Ints, Publication, Sampling, Session, Version
 
 T = TypeVar("T")
@@ -33,12 +34,15 @@ class EngineThread:
     `failed` resolves with the exception that ended the thread; nothing answers after that.
     """
 
-    def __init__(self, core: BatchingEngine, *, threads: int) -> None:
-        """threads: for the matrix library in the engine's thread; 0 keeps the library's default."""
+    def __init__(self, core: BatchingEngine, receiver: Receiver, *, threads: int) -> None:
+        """receiver: what is staged comes through it. threads: for the matrix library in the engine's thread; 0 keeps
+        the library's default.
+        """
         self.name = core.name
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._core = core
+        self._receiver = receiver
         self._threads = threads
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._main, name=f"engine-{core.name}", daemon=True)
@@ -61,20 +65,27 @@ class EngineThread:
             self._inbox.put(abort)
             raise
 
+    async def progress(self, request_id: str, start: int) -> Completion | None:
+        return await self._call(lambda core: core.progress(request_id, start))
+
     async def score(self, tokens: Ints, temperature: float) -> Scores:
         return await self._call(lambda core: core.score(tokens, temperature))
 
     async def statistics(self, *, take_intervals: bool) -> EngineStatistics:
         return await self._call(lambda core: core.statistics(take_intervals=take_intervals))
 
-    async def stage(self, publication: Publication) -> None:
-        """Map, fuse and pack in a helper thread while the engine serves. Raises `ModelError`, `EngineError`."""
+    async def stage(self, publication: Publication) -> Staged:
+        """Receive, map, fuse and pack in a helper thread while the engine serves.
+
+        Raises `PublicationError`, `ModelError`, and `EngineError` when it is not what was published.
+        """
         version = publication.version
         if await self._call(lambda core: core.holds(version)):
-            return
+            return Staged()
         current = await self._call(lambda core: core.weights)
-        weights = await asyncio.to_thread(_load, Path(publication.location), current)
+        weights, staged = await asyncio.to_thread(_fetched, self._receiver, publication, current)
         await self._call(lambda core: core.stage(version, weights))
+        return staged
 
     async def pause(self, in_flight: InFlight, *, clear_cache: bool) -> Pause:
         result: asyncio.Future[Pause] = self._loop.create_future()
@@ -149,8 +160,12 @@ class EngineThread:
         return True
 
 
-def _load(path: Path, current: PackedWeights) -> PackedWeights:
-    return load_published(path, current.config, current.dtype)
+def _fetched(receiver: Receiver, publication: Publication, current: PackedWeights) -> tuple[PackedWeights, Staged]:
+    received = receiver.receive(publication)
+    began = clock.now()
+    weights = load_published(received.path, current.config, current.dtype)
+    decode_s = received.decode_s + clock.now() - began
+    return weights, Staged(transfer_s=received.transfer_s, decode_s=decode_s, size_bytes=received.size_bytes)
 
 
 def _resolve(future: asyncio.Future[Any], value: Any) -> None:

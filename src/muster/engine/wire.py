@@ -4,8 +4,9 @@ Law: the JSON of every call is written down here, once, for server and client al
 Ours, absent in vLLM: `/score`, `/statistics`, `timings`, `digest`, `cache` and the counts of a pause.
 
     POST /inference/v1/generate     GenerateBody                    -> completion_to_json
+                                    … with stream: true             -> `data: piece_to_json` lines, one for each piece
     POST /score                     ScoreBody                       -> scores_to_json
-    POST /pause?mode=keep|wait|abort&clear_cache=false              -> {status, held, finished, aborted}
+    POST /pause?mode=keep|wait|abort&clear_cache=false              -> {status, held, finished, aborted, held_tokens}
     POST /resume   POST /abort_requests {request_ids?}   POST /reset_prefix_cache?reset_running_requests=
     POST /start_weight_update       {}
     POST /update_weights            {update_info: Publication}      staged when this answers
@@ -16,14 +17,15 @@ Ours, absent in vLLM: `/score`, `/statistics`, `timings`, `digest`, `cache` and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from muster.engine.port import CachePolicy, DeviceInterval, EngineStatistics, InFlight, Scores
+from muster.engine.pieces import Piece
+from muster.engine.port import CachePolicy, DeviceInterval, EngineStatistics, InFlight, Pause, Scores, Staged
 from muster.types import Completion, DeviceState, Ints, Publication, Sampling, Session, Version
 
 SESSION_HEADER = "X-Session-ID"
@@ -60,7 +62,7 @@ class GenerateBody(BaseModel):
     token_ids: list[int] = Field(min_length=1)
     sampling_params: SamplingBody = SamplingBody()
     request_id: str | None = None
-    stream: Literal[False] = False
+    stream: bool = False
 
 
 class ScoreBody(BaseModel):
@@ -76,6 +78,15 @@ class AbortBody(BaseModel):
     request_ids: list[str] | None = None
 
 
+class BaseBody(BaseModel):
+    """What a delta or an adapter is applied to."""
+
+    model_config = ConfigDict(frozen=True)
+
+    number: int = Field(ge=0)
+    digest: str
+
+
 class UpdateInfo(BaseModel):
     model_config = ConfigDict(frozen=True)
 
@@ -85,6 +96,9 @@ class UpdateInfo(BaseModel):
     location: str
     size_bytes: int = Field(default=0, ge=0)
     dtype: str
+    form: Literal["whole", "delta", "adapter"] = "whole"
+    base: BaseBody | None = None
+    max_bytes_per_s: float | None = Field(default=None, gt=0)
 
     def publication(self) -> Publication:
         return Publication(
@@ -93,6 +107,9 @@ class UpdateInfo(BaseModel):
             location=self.location,
             size_bytes=self.size_bytes,
             dtype=self.dtype,
+            form=self.form,
+            base=None if self.base is None else Version(number=self.base.number, digest=self.base.digest),
+            max_bytes_per_s=self.max_bytes_per_s,
         )
 
 
@@ -114,7 +131,7 @@ class FinishBody(BaseModel):
         return Version(number=self.weight_version, digest=self.digest)
 
 
-def generate_to_json(tokens: Ints, sampling: Sampling, request_id: str) -> dict[str, Any]:
+def generate_to_json(tokens: Ints, sampling: Sampling, request_id: str, *, stream: bool = False) -> dict[str, Any]:
     parameters: dict[str, Any] = {
         "temperature": sampling.temperature,
         "max_tokens": sampling.max_tokens,
@@ -123,7 +140,8 @@ def generate_to_json(tokens: Ints, sampling: Sampling, request_id: str) -> dict[
     }
     if sampling.seed is not None:
         parameters["seed"] = sampling.seed
-    return {"request_id": request_id, "token_ids": tokens.tolist(), "sampling_params": parameters}
+    body: dict[str, Any] = {"request_id": request_id, "token_ids": tokens.tolist(), "sampling_params": parameters}
+    return {**body, "stream": True} if stream else body
 
 
 def session_headers(session: Session) -> dict[str, str]:
@@ -177,6 +195,21 @@ def completion_from_json(body: Mapping[str, Any], replica: str) -> Completion:
     )
 
 
+def piece_to_json(piece: Piece, request_id: str, prompt_tokens: int) -> dict[str, Any]:
+    """An event of a stream: a completion of the new tokens alone, without a reason to end until the last one."""
+    body = completion_to_json(piece.completion, request_id, prompt_tokens)
+    if not piece.last:
+        body["choices"][0]["finish_reason"] = None
+    return body
+
+
+def piece_from_json(body: Mapping[str, Any], replica: str) -> Piece:
+    """Raises as `completion_from_json`."""
+    completion = completion_from_json(body, replica)
+    last = body["choices"][0]["finish_reason"] is not None
+    return Piece(completion=completion if last else replace(completion, finish="abort"), last=last)
+
+
 def scores_to_json(scores: Scores) -> dict[str, Any]:
     return {"logprobs": scores.logprobs_T.tolist(), **version_to_json(scores.version)}
 
@@ -195,14 +228,35 @@ def version_from_json(body: Mapping[str, Any]) -> Version:
 
 
 def publication_to_json(publication: Publication) -> dict[str, Any]:
-    version = publication.version
-    info = {"number": version.number, "digest": version.digest, "transport": publication.transport}
-    info |= {"location": publication.location, "size_bytes": publication.size_bytes}
-    return {"update_info": info | {"dtype": publication.dtype}}
+    info = asdict(publication)
+    return {"update_info": info.pop("version") | info}
+
+
+def staged_to_json(staged: Staged) -> dict[str, Any]:
+    return {"status": "staged", **asdict(staged)}
+
+
+def staged_from_json(body: Mapping[str, Any]) -> Staged:
+    """Of a server that does not say what staging cost: zeros."""
+    return Staged(
+        transfer_s=float(body.get("transfer_s", 0.0)),
+        decode_s=float(body.get("decode_s", 0.0)),
+        size_bytes=int(body.get("size_bytes", 0)),
+    )
 
 
 def pause_mode(in_flight: InFlight) -> str:
     return _MODE_OF[in_flight]
+
+
+def pause_to_json(pause: Pause) -> dict[str, Any]:
+    return {"status": "paused", **asdict(pause)}
+
+
+def pause_from_json(body: Mapping[str, Any]) -> Pause:
+    """Of a server that does not count: zeros."""
+    counts = ("held", "finished", "aborted", "held_tokens")
+    return Pause(**{name: int(body.get(name, 0)) for name in counts})
 
 
 def statistics_to_json(statistics: EngineStatistics) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from torch import Tensor
 from muster.errors import ModelError
 from muster.model import gguf_import
 from muster.model.config import LlamaConfig
+from muster.model.digest import digest as digest
 from muster.model.files import whole_directory
 
 STARTER = "starter"
@@ -101,19 +102,6 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
     for name in _TOKENIZER_FILES:
         if (source / name).is_file():
             (folder / name).write_bytes((source / name).read_bytes())
-
-
-def digest(state: Mapping[str, Tensor]) -> str:
-    """Hex sha256 over the sorted parameters: name, dtype, shape, bytes. About 0.2 s per GB and core.
-
-    Pass tensors in the serving dtype: equal digests mean bit-identical weights under equal names.
-    """
-    total = hashlib.sha256()
-    for name in sorted(state):
-        tensor = state[name].detach().contiguous()
-        total.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
 
 
 def parameter_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:

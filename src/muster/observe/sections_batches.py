@@ -117,8 +117,19 @@ def freshness(report: Report) -> Section:
     replayed = sum(f.replayed for f in batches)
     again = f" Earlier successes were trained once more: {replayed}." if replayed else ""
     return Section(
-        title=title, sentence=f"{age}; {_refused(report)}.{again}", tables=(_ages(report), _divergences(report))
+        title=title,
+        sentence=f"{age}; {_refused(report)}.{again}{_in_seconds(report)}",
+        tables=(_ages(report), _divergences(report)),
     )
+
+
+def _in_seconds(report: Report) -> str:
+    """How old the policy was, mean over the steps that measured it."""
+    sampled, trained = ([v for _, v in report.series.get(n, ())] for n in ("sampled_age_s", "trained_age_s"))
+    if not sampled or not trained:
+        return ""
+    ages = (words.seconds(sum(values) / len(values)) for values in (sampled, trained))
+    return " On average weights were {} old when they sampled a token, and {} when it was trained.".format(*ages)
 
 
 def _refused(report: Report) -> str:

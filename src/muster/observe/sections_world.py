@@ -11,7 +11,7 @@ from muster.observe.evidence import brief
 from muster.observe.outcomes import FLAGGED, GRADED, Outcomes
 from muster.observe.report import Report
 from muster.observe.section import Section, Table
-from muster.types import Evaluation, Verdict
+from muster.types import Evaluation, PublicationRecord, Verdict
 
 LAST_DOUBTS = 10
 
@@ -85,7 +85,8 @@ def publication(report: Report) -> Section:
     )
     parts: Mapping[str, Sequence[float]] = {
         "export": [p.export_s for p in records],
-        "stage, while serving": [p.stage_s for p in records],
+        "transfer, while serving": [p.transfer_s for p in records],
+        "stage, transfer included": [p.stage_s for p in records],
         "commit": [p.commit_s for p in records],
         "pause of a replica": [p.pause_s for p in records],
         "step ended to serving": [p.latency_s for p in records],
@@ -98,21 +99,31 @@ def publication(report: Report) -> Section:
             for part, values in parts.items()
         ),
     )
+    return Section(title=title, sentence=sentence, tables=(split, _commits(records)))
+
+
+def _commits(records: Sequence[PublicationRecord]) -> Table:
+    """What was checked at each commit, and what it did to requests in flight."""
     canaries = [p.canary_difference for p in records if p.canary_difference is not None]
-    checks = Table(
-        title="Checks",
-        columns=("commits", "bytes each", "digest equal", "canary, largest", "held", "finished", "aborted"),
+    counts = {
+        "held": sum(p.held for p in records),
+        "finished": sum(p.finished for p in records),
+        "aborted": sum(p.aborted for p in records),
+        "tokens recomputed": sum(p.recomputed_tokens for p in records),
+    }
+    return Table(
+        title="Checks, and requests in flight",
+        columns=("commits", "bytes each", "digest equal", "canary, largest", *counts),
         rows=(
             (
                 str(len(records)),
                 words.size(words.quantile([p.size_bytes for p in records], 0.5)),
-                f"{len(records) - unequal} of {len(records)}",
+                f"{sum(p.digest_equal for p in records)} of {len(records)}",
                 words.number(max(canaries, default=None)),
-                *(words.number(sum(getattr(p, k) for p in records)) for k in ("held", "finished", "aborted")),
+                *map(words.number, counts.values()),
             ),
         ),
     )
-    return Section(title=title, sentence=sentence, tables=(split, checks))
 
 
 def evaluation(report: Report) -> Section:

@@ -1,12 +1,14 @@
 """Delivery: the trainer's weights on every replica, and kept there.
 
     trainer.export ─► publisher ─(deadline missed: again)─► every replica serves the version
-                          ▲                     └─(still missed, by some only: lost, and passed over)
-            a replica that restarted holds other weights: `strayed` ─► delivered again
+                          ▲          │          └─(still missed, by some only: lost, and passed over)
+                          │          └─(by all: the version before is published again, and the run stops)
+            a replica that restarted holds other weights: `strayed` ─► what was delivered is published again
 
 Law: only the train loop delivers, so that no two deliveries overlap and none exports in the middle of a step. Until a
 version is delivered the replicas serve the one before it. One that is lost serves nothing until it answers again, holds
-the version, and so is no longer lost; when all are lost the run stops.
+the version, and so is no longer lost; when all are lost the run stops. What was delivered last is kept, for those that
+come back and for going back, until the next version was delivered.
 """
 
 from __future__ import annotations
@@ -47,25 +49,42 @@ class Delivery:
         self._attempts = attempts
         self._serves = serves
         self._lost: dict[str, str] = {}  # replica -> why
+        self._delivered: tuple[Publication, Canary] | None = None  # the last one
         self.serving: Version | None = None  # on every replica, when it was last delivered
         self.strayed = False  # a replica was seen with other weights than those
 
     async def deliver(self, number: int, *, trained_at: float) -> list[PublicationRecord]:
-        """Export the trainer's weights as version `number` and make them serve. Raises `PublicationError`."""
-        self.serving = None
+        """Make the trainer's weights serve as version `number`: export them, unless they were delivered before.
+
+        Raises `PublicationError` when no replica took them; then every one is back on the version before, or lost.
+        """
+        before, self.serving = self.serving, None
         self._serves(None)
-        exporting = clock.now()
-        publication = await self._trainer.export(number)
-        export_s = clock.now() - exporting
-        (logprobs_T,) = await self._trainer.score([self._canary], temperature=self._temperature)
+        if self._delivered is not None and self._delivered[0].version.number == number:
+            return await self._serve(*self._delivered, trained_at, export_s=0.0)
+        try:
+            publication, export_s = await self._exported(number)
+            (logprobs_T,) = await self._trainer.score([self._canary], temperature=self._temperature)
+        except PublicationError:
+            self._now_serves(before)
+            raise
         canary = Canary(tokens=self._canary, temperature=self._temperature, logprobs_T=logprobs_T)
         try:
-            records = await self._published(publication, canary, trained_at, export_s)
-        finally:
+            records = await self._serve(publication, canary, trained_at, export_s)
+        except BaseException as error:
             self._retire(publication)
-        self.serving, self.strayed = publication.version, False
-        self._serves(self.serving)
+            if isinstance(error, PublicationError):
+                await self._roll_back(publication.version)
+            raise
+        self.close()
+        self._delivered = publication, canary
         return records
+
+    def close(self) -> None:
+        """Nothing is delivered any more, or something newer was."""
+        if self._delivered is not None:
+            self._retire(self._delivered[0])
+            self._delivered = None
 
     def look(
         self, statistics: Sequence[EngineStatistics], unanswered: Mapping[str, EngineError], *, asked: Version | None
@@ -82,6 +101,36 @@ class Delivery:
             for s in statistics:
                 self._lost.pop(s.replica, None)  # it answers: it serves the version, or is delivered to
         return self.strayed
+
+    async def _exported(self, number: int) -> tuple[Publication, float]:
+        """The publication, and how long it took."""
+        exporting = clock.now()
+        publication = await self._trainer.export(number)
+        return publication, clock.now() - exporting
+
+    async def _serve(
+        self, publication: Publication, canary: Canary, trained_at: float, export_s: float
+    ) -> list[PublicationRecord]:
+        records = await self._published(publication, canary, trained_at, export_s)
+        self.strayed = False
+        self._now_serves(publication.version)
+        return records
+
+    async def _roll_back(self, refused: Version) -> None:
+        """No replica proved `refused`, and any of them may hold it: all get what was delivered before."""
+        if self._delivered is None:
+            return
+        publication, canary = self._delivered
+        try:
+            await self._serve(publication, canary, clock.now(), export_s=0.0)
+        except PublicationError:
+            return  # it is in the record, and nothing serves
+        message = f"version {refused.number} was not taken; back on version {publication.version.number}"
+        self._journal.record(EventRow(at=clock.now(), kind="rolled_back", message=message))
+
+    def _now_serves(self, version: Version | None) -> None:
+        self.serving = version
+        self._serves(version)
 
     async def _published(
         self, publication: Publication, canary: Canary, trained_at: float, export_s: float

@@ -34,7 +34,7 @@ from muster.orchestrator.delivery import Delivery
 from muster.orchestrator.device import DeviceRecorder
 from muster.orchestrator.dispatch import Dispatcher, derived_seed
 from muster.orchestrator.groups import Closed
-from muster.orchestrator.record import batch_row, device_rows, observe_step
+from muster.orchestrator.record import batch_row, device_rows, observe_publication, observe_step
 from muster.orchestrator.resume import Standing
 from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus, Progress, RunStatus
@@ -141,6 +141,7 @@ class Orchestrator:
         self._step = standing.step  # optimiser steps in the trainer's weights
         self._changed = Signal()
         self._stop = asyncio.Event()
+        self._made = {row.step + 1: row.ended for row in parts.journal.rows(StepRow)}  # version -> when
         self._looked_at = 0.0  # at the engines
         self._batches: deque[Batch] = deque()
         self._book = GroupBook(parts.journal)
@@ -178,6 +179,7 @@ class Orchestrator:
             if self._device.state is DeviceState.BATCH_WAIT:
                 await self._checkpoint()
         finally:
+            self._delivery.close()
             self._device.close()
         return self._step >= self._config.steps
 
@@ -194,6 +196,7 @@ class Orchestrator:
             await self._p.trainer.step(batch)
             self._step += 1
         assert self._step == self._standing.version, "every batch since the checkpoint is made again"
+        self._made.setdefault(self._step, clock.now())
         await self._publish(trained_at=clock.now())
         self._restore()
         if not self._p.journal.evaluations():
@@ -338,7 +341,7 @@ class Orchestrator:
             metrics=dict(result.metrics),
             divergence=dict(result.divergence),
         )
-        observe_step(self._p.metrics, batch, result)
+        observe_step(self._p.metrics, batch, result, self._made, started=started)
         with self._p.journal.transaction():
             self._p.journal.record(step, *self._book.trained(batch, now))
             self._p.scheduler.trained(batch)
@@ -346,6 +349,7 @@ class Orchestrator:
             self._p.journal.set_meta("scheduler", self._p.scheduler.state())
             self._p.metrics.flush(batch.step)
         self._step = batch.step + 1
+        self._made[self._step] = now
         self._p.scheduler.moved(self._step, drift.measured(step))
         await self._publish(trained_at=now)
         self._p.scheduler.published(self._step)
@@ -356,8 +360,10 @@ class Orchestrator:
     async def _publish(self, *, trained_at: float) -> None:
         """Make version `self._step` serve everywhere."""
         self._device.enter(DeviceState.PUBLISH)
-        for record in await self._delivery.deliver(self._step, trained_at=trained_at):
+        records = await self._delivery.deliver(self._step, trained_at=trained_at)
+        for record in records:
             self._p.journal.record_publication(record)
+        observe_publication(self._p.metrics, records)
 
     async def _publish_again(self) -> None:
         """A replica that restarted serves nothing until it holds the version that the others serve."""

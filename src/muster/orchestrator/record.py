@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from muster.engine.port import EngineStatistics
 from muster.journal import BatchRow, DeviceRow, GroupRow, Journal, MetricRow
-from muster.metrics import Last, Metrics
+from muster.metrics import Last, Metrics, Quantiles, Sum
+from muster.orchestrator.age import policy_age
 from muster.orchestrator.groups import Group
 from muster.orchestrator.staleness import lag
 from muster.trainer.port import StepResult
-from muster.types import Batch
+from muster.types import Batch, PublicationRecord
 
 
 class JournalSink:
@@ -57,8 +58,13 @@ def device_rows(statistics: Iterable[EngineStatistics]) -> list[DeviceRow]:
     ]
 
 
-def observe_step(metrics: Metrics, batch: Batch, result: StepResult) -> None:
-    """What a batch and the step on it add to the metrics of step `batch.step`."""
+def observe_step(
+    metrics: Metrics, batch: Batch, result: StepResult, made: Mapping[int, float], *, started: float
+) -> None:
+    """What a batch and the step on it add to the metrics of step `batch.step`.
+
+    made: version -> when the step that made it ended. started: when this step began.
+    """
     lags = [lag([m], batch.step) for g in batch.groups for m in g.fresh]
     values = {
         **result.metrics,
@@ -67,5 +73,35 @@ def observe_step(metrics: Metrics, batch: Batch, result: StepResult) -> None:
         "lag_max": float(max(lags)),
         "lag_mean": float(np.mean(lags)),
     }
+    age = policy_age((m for g in batch.groups for m in g.fresh), made, trained_at=started)
+    if age is not None:
+        values |= {"sampled_age_s": age.sampled_s, "trained_age_s": age.trained_s}
     for name, value in values.items():
         metrics.observe(name, Last(value))
+
+
+def observe_publication(metrics: Metrics, records: Sequence[PublicationRecord]) -> None:
+    """What publishing a version adds to the metrics of the step that trains from it. Bytes and counts are of all
+    replicas together; a replica whose digest or canary was wrong has no record.
+    """
+    for r in records:
+        seconds = {
+            "publish_latency_s": r.latency_s,
+            "publish_export_s": r.export_s,
+            "publish_transfer_s": r.transfer_s,
+            "publish_decode_s": max(0.0, r.stage_s - r.transfer_s),
+            "publish_commit_s": r.commit_s,
+            "pause_s": r.pause_s,
+        }
+        counts = {
+            "publish_bytes": r.size_bytes,
+            "publish_held": r.held,
+            "publish_finished": r.finished,
+            "publish_aborted": r.aborted,
+            "recomputed_tokens": r.recomputed_tokens,
+            "digest_checks": int(r.digest_equal),
+        }
+        for name, value in seconds.items():
+            metrics.observe(name, Quantiles.of(value))
+        for name, value in counts.items():
+            metrics.observe(name, Sum(value))

@@ -1,11 +1,13 @@
 """The publisher: new weights reach every replica, or every replica stays on one definite version.
 
-    stage on all (while serving) ─► on each: pause ─► commit ─► digest and canary ─► resume
+    stage on all (while serving) ─► on each: pause ─► commit ─► digest ─► canary ─► resume ─► record
+         └─ any failed: none commits             └─ failed: named, and not resumed
                                     a call that failed is made again: each is idempotent per version
 
-Law: a version counts only when the digest of what the engine holds equals the digest that was published, and
-fixed tokens score alike in engine and trainer. An answer of 200 and a version label prove nothing. This file
-knows no transport and no trainer: it takes a publication and a reference, and returns one record per replica.
+Law: a version counts only when the digest of what the engine holds equals the digest that was published, and fixed
+tokens score alike in engine and trainer; until both are so the replica serves nothing. An answer of 200 and a version
+label prove nothing. This file knows no transport and no trainer: it takes a publication and a reference, and returns
+one record per replica.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from muster import clock
-from muster.engine.port import CachePolicy, InFlight, Replica
-from muster.errors import BoundaryError, EngineError, PublicationError
-from muster.types import Floats, Ints, Publication, PublicationRecord
+from muster.engine.port import CachePolicy, InFlight, Pause, Replica, Staged
+from muster.errors import BoundaryError, ConfigError, EngineError, PublicationError
+from muster.publish.config import MemoryConfig, TransportConfig
+from muster.types import Floats, Ints, Publication, PublicationRecord, Version
 
 _T = TypeVar("_T")
 
@@ -31,8 +34,11 @@ class PublisherConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    transport: TransportConfig = Field(default_factory=MemoryConfig, description="how weights travel: see `kind`")
     in_flight: InFlight = Field(default=InFlight.HOLD, description="what the pause does to requests in flight")
-    cache: CachePolicy = Field(default=CachePolicy.KEEP, description="what the commit does to their cache")
+    cache: CachePolicy = Field(
+        default=CachePolicy.KEEP, description="what the commit does to keys and values of the old weights"
+    )
     stage_timeout_s: float = Field(default=120.0, gt=0, description="deadline for fetching and decoding")
     commit_timeout_s: float = Field(default=60.0, gt=0, description="deadline for pause, commit, checks and resume")
     attempts: int = Field(default=3, ge=1, description="tries of one call to a replica; its answer may have been lost")
@@ -51,12 +57,35 @@ class Canary:
     logprobs_T: Floats
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Delivery:
+    """One publication on its way: the same for every replica."""
+
+    publication: Publication
+    canary: Canary
+    trained_at: float
+    export_s: float
+
+    @property
+    def version(self) -> Version:
+        return self.publication.version
+
+
 class Publisher:
-    """Publishes to all replicas. Publishing the same version again changes nothing."""
+    """Publishes to all replicas. Publishing the same version again changes nothing.
+
+    Example: `records = await Publisher(replicas, PublisherConfig()).publish(p, canary, trained_at=t, export_s=0.1)`
+    """
 
     def __init__(self, replicas: Sequence[Replica], config: PublisherConfig) -> None:
+        """Raises `ConfigError` when a replica cannot publish as `config` says, with its reason."""
         self._replicas = tuple(replicas)
         self._config = config
+        for replica in self._replicas:
+            reason = replica.supports(config.in_flight, config.cache)
+            if reason is not None:
+                wanted = f'publish.in_flight = "{config.in_flight}" with publish.cache = "{config.cache}"'
+                raise ConfigError(f"{wanted}: {replica.name} cannot: {reason}")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -77,65 +106,64 @@ class Publisher:
         passed over. The error's evidence names those that failed, as `replicas`.
         """
         replicas = [r for r in self._replicas if r.name not in without]
-        staged_at = clock.now()
-        await _on_each(replicas, lambda r: self._stage(r, publication))
-        stage_s = clock.now() - staged_at
-        return await _on_each(replicas, lambda r: self._commit(r, publication, canary, trained_at, export_s, stage_s))
+        delivery = _Delivery(publication=publication, canary=canary, trained_at=trained_at, export_s=export_s)
+        staged = await _on_each(replicas, lambda r: self._stage(r, publication))
+        costs = {r.name: cost for r, cost in zip(replicas, staged, strict=True)}
+        return await _on_each(replicas, lambda r: self._commit(r, delivery, *costs[r.name]))
 
-    async def _stage(self, replica: Replica, publication: Publication) -> None:
-        limit = self._config.stage_timeout_s
+    async def _stage(self, replica: Replica, publication: Publication) -> tuple[Staged, float]:
+        """What it cost, and how long it took with all its tries."""
+        began, limit = clock.now(), self._config.stage_timeout_s
         try:
             async with clock.timeout(limit):
-                await self._insist(lambda: replica.stage(publication))
+                staged = await self._insist(lambda: replica.stage(publication))
         except TimeoutError as error:
             number = publication.version.number
             raise PublicationError(f"{replica.name}: version {number} was not staged within {limit:g} s") from error
+        return staged, clock.now() - began
 
-    async def _commit(
-        self,
-        replica: Replica,
-        publication: Publication,
-        canary: Canary,
-        trained_at: float,
-        export_s: float,
-        stage_s: float,
-    ) -> PublicationRecord:
-        version = publication.version
+    async def _commit(self, replica: Replica, delivery: _Delivery, staged: Staged, stage_s: float) -> PublicationRecord:
         paused_at = clock.now()
+        limit = self._config.commit_timeout_s
         try:
-            async with clock.timeout(self._config.commit_timeout_s):
+            async with clock.timeout(limit):
                 pause = await self._insist(lambda: replica.pause(self._config.in_flight))
-                held = await self._insist(lambda: replica.commit(version, self._config.cache))
-                commit_s = clock.now() - paused_at
-                difference = await self._check(replica, canary)
+                still_at = clock.now()
+                held = await self._insist(lambda: replica.commit(delivery.version, self._config.cache))
+                commit_s = clock.now() - still_at
+                if held != delivery.version:
+                    raise PublicationError(f"{replica.name}: holds {held}, published was {delivery.version}")
+                difference = await self._check(replica, delivery.canary)
                 await self._insist(replica.resume)
         except TimeoutError as error:
-            limit = self._config.commit_timeout_s
-            raise PublicationError(
-                f"{replica.name}: version {version.number} was not committed within {limit:g} s"
-            ) from error
-        if held != version:
-            raise PublicationError(f"{replica.name}: holds {held}, published was {version}")
+            number = delivery.version.number
+            raise PublicationError(f"{replica.name}: version {number} was not committed within {limit:g} s") from error
         now = clock.now()
         return PublicationRecord(
-            version=version,
+            version=delivery.version,
             replica=replica.name,
-            export_s=export_s,
+            export_s=delivery.export_s,
             stage_s=stage_s,
+            transfer_s=staged.transfer_s,
             commit_s=commit_s,
             pause_s=now - paused_at,
-            latency_s=now - trained_at,
-            size_bytes=publication.size_bytes,
+            latency_s=now - delivery.trained_at,
+            size_bytes=staged.size_bytes or delivery.publication.size_bytes,
             digest_equal=True,
             canary_difference=difference,
             held=pause.held,
             aborted=pause.aborted,
             finished=pause.finished,
+            recomputed_tokens=self._recomputed(pause),
         )
+
+    def _recomputed(self, pause: Pause) -> int:
+        again = self._config.cache in (CachePolicy.RECOMPUTE, CachePolicy.FLUSH)
+        return pause.held_tokens if again else 0
 
     async def _check(self, replica: Replica, canary: Canary) -> float:
         """Mean |difference| of the canary's log-probabilities. Raises when it is beyond tolerance."""
-        scores = await replica.score(canary.tokens, temperature=canary.temperature)
+        scores = await self._insist(lambda: replica.score(canary.tokens, temperature=canary.temperature))
         difference = float(np.abs(scores.logprobs_T[1:] - canary.logprobs_T[1:]).mean())
         if not difference <= self._config.canary_tolerance:
             raise PublicationError(

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from muster import clock
-from muster.engine.port import CachePolicy, DeviceInterval, EngineStatistics, InFlight, Pause, Scores
+from muster.engine.port import CachePolicy, DeviceInterval, EngineStatistics, InFlight, Pause, Scores, Staged
 from muster.errors import EngineError
 from muster.types import Completion, DeviceState, Floats, Ints, Publication, Sampling, Session, Version
 
@@ -79,12 +79,12 @@ class _Request:
 
     tokens: Ints
     reply: Ints
-    version: int  # when it started; only requests of one version share cache
+    salt: int  # when it started; only requests of one salt share cache
     versions: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     aborted: bool = False
     recompute: bool = False
-    decoding_since: float | None = None
+    decoding_since: float | None = None  # tokens made since are not among `versions` yet
     spent_s: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
@@ -112,7 +112,8 @@ class FakeReplica:
         self._staged: Version | None = None
         self._slots = asyncio.Semaphore(self._rates.capacity)
         self._live: list[_Request] = []
-        self._cached: list[tuple[Ints, int]] = []
+        self._cached: list[tuple[Ints, int]] = []  # with the salt under which they were computed
+        self._salt = 0  # grows with every commit that does not share
         self._change = asyncio.Event()
         self._pausing: InFlight | None = None
         self._paused: Pause | None = None
@@ -193,7 +194,7 @@ class FakeReplica:
             prompt_tokens=self._counts["prompt"],
             cached_tokens=self._counts["cached"],
             recomputed_tokens=self._counts["recomputed"],
-            generated_tokens=self._counts["generated"],
+            generated_tokens=self._counts["generated"] + sum(map(self._made, self._live)),
             kv_used_tokens=sum(len(tokens) for tokens, _ in self._cached),
             kv_capacity_tokens=self._rates.cached_sequences * self._rates.max_model_len,
             intervals=intervals,
@@ -201,12 +202,18 @@ class FakeReplica:
 
     # --- weights ------------------------------------------------------------------------------------
 
-    async def stage(self, publication: Publication) -> None:
+    def supports(self, in_flight: InFlight, cache: CachePolicy) -> str | None:
+        return None
+
+    async def stage(self, publication: Publication) -> Staged:
         await self._begin("stage")
+        staged = Staged()
         if publication.version not in (self.version, self._staged):
             await self._sleep(self._rates.stage_s)
             self._staged = publication.version
+            staged = Staged(decode_s=self._rates.stage_s, size_bytes=publication.size_bytes)
         self._end("stage")
+        return staged
 
     async def pause(self, in_flight: InFlight) -> Pause:
         await self._begin("pause")
@@ -220,7 +227,9 @@ class FakeReplica:
             while in_flight is not InFlight.HOLD and self._live:
                 await self._changed()
             kind = {InFlight.HOLD: "held", InFlight.FINISH: "finished", InFlight.ABORT: "aborted"}[in_flight]
-            self._paused = Pause(**{kind: met})
+            # computed each on its own: the fake's recomputation does not share
+            held_tokens = sum(len(r.sequence) + self._made(r) for r in self._live)
+            self._paused = Pause(**{kind: met}, held_tokens=held_tokens)
         self._end("pause")
         return self._paused
 
@@ -233,9 +242,12 @@ class FakeReplica:
                 raise EngineError(f"{self.name}: version {version.number} is not staged")
             await self._sleep(self._rates.commit_s)
             self.version, self._staged, self._stale = version, None, False
-            self._cached.clear()
-            for request in self._live:
-                request.recompute = cache is CachePolicy.RECOMPUTE
+            if cache is not CachePolicy.SHARE:
+                self._salt += 1
+                self._cached.clear()
+            if cache in (CachePolicy.RECOMPUTE, CachePolicy.FLUSH):
+                for request in self._live:
+                    request.recompute, request.salt = True, self._salt
         self._end("commit")
         return self.version
 
@@ -255,7 +267,7 @@ class FakeReplica:
         request = _Request(
             tokens=tokens,
             reply=np.array(reply, dtype=np.int32),
-            version=self.version.number,
+            salt=self._salt,
             spent_s={"queue_s": clock.now() - arrived},
         )
         cached = self._lookup(tokens)
@@ -269,7 +281,7 @@ class FakeReplica:
         finally:
             self._close_interval()
             self._live.remove(request)
-            self._remember(request.sequence)
+            self._remember(request.sequence, request.salt)
         return Completion(
             tokens_T=request.reply[: len(request.versions)],
             logprobs_T=np.array(request.logprobs, dtype=np.float32),
@@ -282,15 +294,16 @@ class FakeReplica:
 
     async def _decode(self, request: _Request, temperature: float) -> None:
         """Decode until the reply or a pause ends it; the tokens made meanwhile are of the current version."""
-        started, version = clock.now(), self.version
+        version = self.version
         wanted = len(request.reply) - len(request.versions)
         if request.recompute:
             request.recompute = False
             self._counts["recomputed"] += len(request.sequence)
             await self._spend(request, "recompute_s", len(request.sequence) / self._rates.prefill_tokens_per_s)
             return
+        request.decoding_since = clock.now()
         await self._spend(request, "decode_s", wanted * self._rates.decode_token_s, once=True)
-        made = min(wanted, int((clock.now() - started) / self._rates.decode_token_s + 1e-6))
+        made, request.decoding_since = self._made(request), None
         request.versions += [version.number] * made
         if made:
             sequence = request.sequence
@@ -298,6 +311,13 @@ class FakeReplica:
         self._counts["generated"] += made
         if not request.aborted:
             await self._held(request)
+
+    def _made(self, request: _Request) -> int:
+        """Tokens decoded since the request last took stock."""
+        if request.decoding_since is None:
+            return 0
+        steps = int((clock.now() - request.decoding_since) / self._rates.decode_token_s + 1e-6)
+        return min(steps, len(request.reply) - len(request.versions))
 
     async def _spend(self, request: _Request, phase: str, duration_s: float, *, once: bool = False) -> None:
         """Let `duration_s` of serving pass; pauses stretch it, or end it when `once`. An abort always ends it."""
@@ -364,12 +384,11 @@ class FakeReplica:
 
     def _lookup(self, tokens: Ints) -> int:
         # a sibling that is being prefilled counts: its prompt is computed once
-        seen = [*self._cached, *((r.tokens, r.version) for r in self._live)]
-        current = self.version.number
-        return max((_common(known, tokens) for known, version in seen if version == current), default=0)
+        seen = [*self._cached, *((r.tokens, r.salt) for r in self._live)]
+        return max((_common(known, tokens) for known, salt in seen if salt == self._salt), default=0)
 
-    def _remember(self, tokens: Ints) -> None:
-        self._cached.append((tokens, self.version.number))
+    def _remember(self, tokens: Ints, salt: int) -> None:
+        self._cached.append((tokens, salt))
         del self._cached[: -self._rates.cached_sequences]
 
     def _check(self, tokens: Ints) -> None:

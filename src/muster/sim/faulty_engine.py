@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from muster import clock
-from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores
+from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores, Staged
 from muster.errors import EngineError
 from muster.sim.chaos import Chaos, Fault
 from muster.sim.fake_engine import FakeReplica
@@ -45,10 +45,13 @@ class FaultyReplica:
     async def statistics(self) -> EngineStatistics:
         return await self.inner.statistics()
 
-    async def stage(self, publication: Publication) -> None:
+    def supports(self, in_flight: InFlight, cache: CachePolicy) -> str | None:
+        return self.inner.supports(in_flight, cache)
+
+    async def stage(self, publication: Publication) -> Staged:
         if self._chaos.happens(Fault.SLOW_PUBLISH):
             await clock.sleep(float(self._chaos.rng.uniform(10.0, 200.0)))
-        await self._called("stage", lambda: self.inner.stage(publication))
+        return await self._called("stage", lambda: self.inner.stage(publication))
 
     async def pause(self, in_flight: InFlight) -> Pause:
         return await self._called("pause", lambda: self.inner.pause(in_flight))

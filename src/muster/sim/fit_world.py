@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from muster.config import RunConfig
+from muster.engine.config import EmbeddedEngineConfig
 from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.timing import EngineTiming
 from muster.engine.router import RouterConfig
+from muster.errors import UserError
 from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.loops import LoopConfig
 from muster.publish.publisher import PublisherConfig
@@ -43,7 +45,13 @@ class Setup:
 
     @classmethod
     def of(cls, config: RunConfig) -> Setup:
+        """Raises `UserError` for an engine whose cache and batch sizes are not in the configuration."""
         engine = config.engine
+        if not isinstance(engine, EmbeddedEngineConfig):
+            raise UserError(
+                f"the run's engine is {engine.kind}: what its cache holds is not in the configuration, so the run "
+                "cannot be simulated from its journal; declare it in a file: muster plan --workload world.toml"
+            )
         return cls(
             schedule=config.schedule,
             loop=config.loop,

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from muster.trainer.adapter import AdapterConfig
 from muster.trainer.advantage import AdvantageConfig
 from muster.trainer.correction import CorrectionConfig, DivergenceLimit, NoCorrection, TokenTIS
 from muster.trainer.loss import DAPO, LossConfig
@@ -22,6 +23,12 @@ class TrainerConfig(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    adapter: AdapterConfig | None = Field(
+        default=None,
+        description="train low-rank matrices beside weights that stay as they are, at some ten times the rate; "
+        "without it every weight is trained",
+    )
 
     lr: float = Field(default=1e-5, gt=0, description="learning rate after warm-up")
     betas: tuple[float, float] = Field(default=(0.9, 0.95), description="AdamW's decay rates")

@@ -21,10 +21,10 @@ from torch.utils.checkpoint import checkpoint
 from muster.model.attention import rope_tables
 from muster.model.config import LlamaConfig
 from muster.trainer.head import LogProbabilities
-from muster.trainer.kernels import RMSNorm, RopeAttention, SwiGLU
+from muster.trainer.kernels import AdaptedLinear, RMSNorm, RopeAttention, SwiGLU
 from muster.trainer.packing import Row
 from muster.trainer.tree_attention import Part, parts
-from muster.trainer.weights import Compute, LayerWeights
+from muster.trainer.weights import Compute, LayerWeights, Projection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +72,20 @@ def hidden(compute: Compute, row: RowTensors, *, checkpointing: bool = False) ->
 
 def _layer(config: LlamaConfig, weights: LayerWeights, x_TD: Tensor, row: RowTensors) -> Tensor:
     normed_TD = RMSNorm.apply(x_TD, weights.input_norm, config.rms_eps)
-    qkv = F.linear(normed_TD, weights.qkv, weights.qkv_bias).unflatten(-1, (-1, config.head_width))
+    qkv = _project(normed_TD, weights.qkv).unflatten(-1, (-1, config.head_width))
     mixed_THW = RopeAttention.apply(qkv, row.cos_T1W, row.sin_T1W, row.parts, config.heads, config.kv_heads)
-    x_TD = x_TD + F.linear(mixed_THW.flatten(1), weights.o)
+    x_TD = x_TD + _project(mixed_THW.flatten(1), weights.o)
     normed_TD = RMSNorm.apply(x_TD, weights.mlp_norm, config.rms_eps)
-    inner_TF = SwiGLU.apply(F.linear(normed_TD, weights.gate_up))
-    return x_TD + F.linear(inner_TF, weights.down)
+    inner_TF = SwiGLU.apply(_project(normed_TD, weights.gate_up))
+    return x_TD + _project(inner_TF, weights.down)
+
+
+def _project(x_TI: Tensor, by: Projection) -> Tensor:
+    if not by.changes:
+        return F.linear(x_TI, by.weight, by.bias)
+    where = tuple((change.rows.start, change.rows.stop, change.pair.scale) for change in by.changes)
+    matrices = [matrix for change in by.changes for matrix in (change.pair.a_RI, change.pair.b_OR)]
+    return AdaptedLinear.apply(x_TI, by.weight, by.bias, where, *matrices)
 
 
 def logprobs(compute: Compute, hidden_TD: Tensor, row: RowTensors, temperature: float) -> Tensor:

@@ -53,7 +53,7 @@ class LogProbabilities(torch.autograd.Function):
         return logprobs_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         # d / d logits = (sum of the row's coefficients at the word - their total * softmax) / temperature
         hidden_MD, weight_VD, row_N, word_N, lse_M, logprobs_N = ctx.saved_tensors
         words, shifted = len(weight_VD), ctx.shifted
@@ -61,7 +61,8 @@ class LogProbabilities(torch.autograd.Function):
         total_M = torch.zeros_like(lse_M).index_add_(0, row_N, grad_N)
         at, exact = _target_gradients(row_N * words + word_N, grad_N, total_M[row_N] * logprobs_N.exp())
         grad_hidden_MD = torch.empty_like(hidden_MD)
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        trains_head = ctx.needs_input_grad[1]
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if trains_head else None
         for start in range(0, len(hidden_MD), _GRADIENT_ROWS):
             rows = slice(start, min(start + _GRADIENT_ROWS, len(hidden_MD)))
             factors = (-total_M[rows]).to(hidden_MD.dtype)[:, None].split(_LOGIT_ROWS)
@@ -70,8 +71,10 @@ class LogProbabilities(torch.autograd.Function):
             here = (at >= start * words) & (at < rows.stop * words)
             grad_logits.view(-1)[at[here] - start * words] = exact[here].to(grad_logits.dtype)
             torch.mm(grad_logits, weight_VD, out=grad_hidden_MD[rows])
-            grad_weight_VD += grad_logits.t() @ hidden_MD[rows]
-        return grad_hidden_MD, grad_weight_VD.to(weight_VD.dtype), None, None, None
+            if grad_weight_VD is not None:
+                grad_weight_VD += grad_logits.t() @ hidden_MD[rows]
+        grad_weight_VD = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
+        return grad_hidden_MD, grad_weight_VD, None, None, None
 
 
 class ShiftedLogits:

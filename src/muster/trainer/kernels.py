@@ -28,7 +28,7 @@ class RMSNorm(torch.autograd.Function):
         return (x_TD * inverse_T1).mul_(weight_D.to(x_TD.dtype)).to(weight_D.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         # y = u w, u = x i, i = (mean x^2 + eps)^(-1/2)  =>  dx = i (w dy - u mean(u w dy)), dw = sum_T(u dy)
         (grad_TD,) = grads
         x_TD, weight_D, inverse_T1 = ctx.saved_tensors
@@ -36,11 +36,50 @@ class RMSNorm(torch.autograd.Function):
         grad_TD = grad_TD.to(x_TD.dtype)
         product_TD = unit_TD * grad_TD
         weight_wide_D = weight_D.to(x_TD.dtype)
-        grad_weight_D = product_TD.sum(0).to(weight_D.dtype)
+        grad_weight_D = product_TD.sum(0).to(weight_D.dtype) if ctx.needs_input_grad[1] else None
         mean_T1 = torch.mv(product_TD, weight_wide_D).div_(x_TD.shape[-1])[:, None]
         grad_x_TD = grad_TD.mul_(weight_wide_D) if grad_TD is not grads[0] else grad_TD * weight_wide_D
         grad_x_TD.addcmul_(unit_TD, mean_T1, value=-1).mul_(inverse_T1)
         return grad_x_TD, grad_weight_D, None
+
+
+class AdaptedLinear(torch.autograd.Function):
+    """x W'^T + bias with W' = W + scale B A merged beforehand (O, I); the gradient is that of A and B alone.
+
+    `changes` holds, for each change, its first row, the row after its last, and its scale; `matrices` A (R, I) and
+    B (O of those rows, R) of each in turn. The dense gradient is never formed: two thin products take its place.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TI: Tensor,
+        weight_OI: Tensor,
+        bias_O: Tensor | None,
+        changes: tuple[tuple[int, int, float], ...],
+        *matrices: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(x_TI, weight_OI, *matrices)
+        ctx.changes = changes
+        return F.linear(x_TI, weight_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        # y' = W' x', G = dy' x (dense)  =>  dB = scale G A' = scale dy' (x A'), dA = scale B' G = scale (dy B)' x
+        (grad_TO,) = grads
+        x_TI, weight_OI, *matrices = ctx.saved_tensors
+        grad_x_TI = grad_TO @ weight_OI if ctx.needs_input_grad[0] else None
+        found: list[Tensor] = []
+        pairs = zip(matrices[::2], matrices[1::2], strict=True)
+        for (start, end, scale), (a_RI, b_OR) in zip(ctx.changes, pairs, strict=True):
+            here_TO = grad_TO[:, start:end]
+            inner_TR = x_TI @ a_RI.to(x_TI.dtype).t()
+            back_TR = here_TO @ b_OR.to(here_TO.dtype)
+            found += [
+                (back_TR.t() @ x_TI).to(a_RI.dtype).mul_(scale),
+                (here_TO.t() @ inner_TR).to(b_OR.dtype).mul_(scale),
+            ]
+        return grad_x_TI, None, None, None, *found
 
 
 class SwiGLU(torch.autograd.Function):

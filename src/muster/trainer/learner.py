@@ -1,4 +1,4 @@
-"""The policy that learns: weights, optimiser, and the two things one does with them.
+"""The policy that learns: masters, optimiser, and the two things one does with them.
 
 Law: `logprobs` reads, `update` writes; nothing else touches a weight. An update is the accumulated gradient divided
 once by its denominator, clipped by norm, and applied; if it is not finite it is refused and the weights stay.
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from muster.errors import TrainerError
-from muster.model.weights import load
+from muster.model.config import LlamaConfig
 from muster.trainer.config import TrainerConfig
 from muster.trainer.forward import hidden, logprobs, row_tensors
+from muster.trainer.masters import Masters, adapted, whole
 from muster.trainer.packing import Row
 from muster.trainer.weights import Compute
 from muster.types import Floats
@@ -35,21 +36,24 @@ class Update:
 
 
 class Learner:
-    """fp32 masters, their copy in compute precision, AdamW, and the initial policy where a penalty needs it."""
+    """Masters, their copy in compute precision, AdamW, and the initial policy where a penalty needs it."""
 
     def __init__(self, config: TrainerConfig, model: Path) -> None:
         self.config = config
         self.device = torch.device("cuda" if config.device == "cuda" and torch.cuda.is_available() else "cpu")
-        self.model_config, state = load(model, torch.float32)
-        self.masters = {name: tensor.to(self.device).requires_grad_() for name, tensor in state.items()}
+        self.model_config, self.masters = self._masters(model)
         self.compute = self.copy(config.dtype)
         self.reference = self.copy(config.dtype) if config.kl_coefficient else None
-        self.optimizer = _adamw(self.masters, config)
+        self.optimizer = _adamw(self.masters.trained, config)
         self.updates = 0
 
     def copy(self, dtype: str) -> Compute:
         """The present weights in another precision."""
         return Compute(self.model_config, self.masters, DTYPES[dtype])
+
+    def served(self) -> Compute:
+        """The present weights in the precision of the engines: what is published, and scored against them."""
+        return self.compute if self.config.serving_dtype == self.config.dtype else self.copy(self.config.serving_dtype)
 
     def logprobs(self, compute: Compute, row: Row, temperature: float) -> Tensor:
         """Log-probability (N,) of each token that the row trains, in fp32, after temperature."""
@@ -64,7 +68,7 @@ class Learner:
 
     def update(self, denominator: float) -> Update:
         """Apply what was accumulated. Raises `TrainerError` when it is not finite."""
-        gradients = [master.grad for master in self.masters.values() if master.grad is not None]
+        gradients = [master.grad for master in self.masters.trained.values() if master.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(gradients)) / denominator
         if not math.isfinite(norm):
             self.optimizer.zero_grad()
@@ -80,6 +84,13 @@ class Learner:
         self.updates += 1
         self.compute.refresh()
         return Update(grad_norm=norm, lr=lr)
+
+    def _masters(self, model: Path) -> tuple[LlamaConfig, Masters]:
+        config = self.config
+        if config.adapter is None:
+            return whole(model, self.device)
+        dtype = DTYPES[config.serving_dtype]
+        return adapted(model, config.adapter, dtype=dtype, seed=config.seed, device=self.device)
 
 
 def _adamw(masters: dict[str, Tensor], config: TrainerConfig) -> torch.optim.AdamW:

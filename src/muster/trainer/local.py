@@ -23,12 +23,15 @@ from muster.model.weights import digest
 from muster.trainer import checkpoint
 from muster.trainer.advantage import batch_advantages
 from muster.trainer.config import TrainerConfig
-from muster.trainer.learner import DTYPES, Learner
+from muster.trainer.learner import Learner
 from muster.trainer.measured import Measured, divergences
 from muster.trainer.packing import Item, plan, sequences
 from muster.trainer.port import Divergence, Exporter, StepResult
 from muster.trainer.step import Step, scatter
 from muster.types import Batch, Floats, Ints, Publication, ReadyGroup, Segment
+
+_BITS = {torch.bfloat16: torch.uint16}
+"""numpy has no bfloat16: it travels as its bits."""
 
 
 class LocalTrainer:
@@ -84,15 +87,17 @@ class LocalTrainer:
 
     def export(self, number: int) -> Publication:
         """Publish the present weights as version `number`, in the serving dtype."""
-        dtype = DTYPES[self._config.serving_dtype]
-        state = {name: master.detach().to("cpu", dtype).contiguous() for name, master in self.learner.masters.items()}
-        bits = torch.uint16 if dtype == torch.bfloat16 else dtype
-        publication = self._exporter.export(
-            {name: tensor.view(bits).numpy() for name, tensor in state.items()},
-            number=number,
-            digest=digest(state),
-            dtype=self._config.serving_dtype,
-        )
+        state = {name: view.to("cpu", copy=True) for name, view in self.learner.served().weights().items()}
+        dtype, version = self._config.serving_dtype, digest(state)
+        masters, adapter = self.learner.masters, self._config.adapter
+        if adapter is not None and adapter.publish == "adapter":
+            low_rank = {name: master.numpy(force=True).copy() for name, master in masters.trained.items()}
+            publication = self._exporter.export(
+                low_rank, number=number, digest=version, dtype=dtype, adapter=masters.adapter
+            )
+        else:
+            bits = {name: tensor.view(_BITS.get(tensor.dtype, tensor.dtype)).numpy() for name, tensor in state.items()}
+            publication = self._exporter.export(bits, number=number, digest=version, dtype=dtype)
         self.version, self._stepped = number, False
         return publication
 
@@ -102,9 +107,8 @@ class LocalTrainer:
 
         In the precision of training, or with `serving` in that of the engines. What sequences share is computed once.
         """
-        learner, compute = self.learner, self.learner.compute
-        if serving and self._config.serving_dtype != self._config.dtype:
-            compute = learner.copy(self._config.serving_dtype)
+        learner = self.learner
+        compute = learner.served() if serving else learner.compute
         scores = [np.zeros(len(tokens), dtype=np.float32) for tokens in sequences]
         items = [_to_score(index, tokens) for index, tokens in enumerate(sequences) if len(tokens) > 1]
         for row in plan(items, self._config.max_tokens_per_row):
@@ -120,13 +124,14 @@ class LocalTrainer:
             stepped=self._stepped,
             random=dict(self._rng.bit_generator.state),
             fingerprint=self._config.model_dump(mode="json"),
+            base=learner.masters.adapter.base if learner.masters.adapter else None,
         )
-        checkpoint.save(directory, self._model, learner.model_config, learner.masters, learner.optimizer, counters)
+        checkpoint.save(directory, self._model, learner, counters)
 
     def restore(self, directory: Path) -> None:
         """Raises `ModelError` when `directory` holds no checkpoint of this model."""
         learner = self.learner
-        counters = checkpoint.restore(directory, learner.model_config, learner.masters, learner.optimizer)
+        counters = checkpoint.restore(directory, learner)
         learner.updates = counters.updates
         learner.compute.refresh()
         self._measured.forget()

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from muster.transport.adapter import Adapter
 from muster.types import Batch, Floats, Ints, Publication, ReadyGroup
 
 
@@ -52,8 +53,19 @@ class StepResult:
 class Exporter(Protocol):
     """How weights leave the trainer: a transport of `muster.publish`. It travels to the trainer's process, pickled."""
 
-    def export(self, arrays: Mapping[str, npt.NDArray[Any]], *, number: int, digest: str, dtype: str) -> Publication:
-        """Write whole or not at all. `arrays` is in the serving dtype; bfloat16 comes as its bits, in uint16."""
+    def export(
+        self,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        *,
+        number: int,
+        digest: str,
+        dtype: str,
+        adapter: Adapter | None = None,
+    ) -> Publication:
+        """Write whole or not at all. `arrays` is in the serving dtype; bfloat16 comes as its bits, in uint16.
+
+        With `adapter` the arrays are its low-rank matrices, fp32; digest and dtype are those of the merged weights.
+        """
         ...
 
 

@@ -1,50 +1,68 @@
-"""Master weights in fp32, and the fused copy in compute precision that a step runs on.
+"""The fused copy of the masters in compute precision that a step runs on.
 
-Law: the master state is the model. The copy exists for one set of master values; its gradients are added to the
-masters' in fp32 after each row, so that accumulation over rows never rounds to bf16.
+Law: the masters are the model; the copy exists for one set of their values. Gradients end in the masters' in fp32
+after each row, so that accumulation over rows never rounds to bf16. What is frozen collects none.
 
-    masters (fp32, Hugging Face's names) ─refresh─► Compute (bf16 leaves, fused) ─forward/backward─► leaf.grad
+    masters (fp32, Hugging Face's names) ─refresh─► Compute (bf16, fused) ─forward/backward─► leaf.grad
                      ▲                                                                      │ flush
                      └──────────────── AdamW ◄─── masters' grad (fp32, += per row) ◄────────┘
+                                                          ▲ an adapter's arrive without a leaf: see AdaptedLinear
 
 Fused: q, k and v are one matrix, gate and up are another: fewer and larger products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from muster.model.config import LlamaConfig
+from muster.trainer.masters import Masters, Pair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A low-rank change of some rows of a fused matrix."""
+
+    rows: slice
+    pair: Pair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """A matrix (out, in) with its changes already added. With `changes` those are trained, not the matrix."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    changes: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One decoder layer. Shapes (out, in); biases only where the model has them."""
+    """One decoder layer. Biases only where the model has them."""
 
     input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    o: Tensor
+    qkv: Projection
+    o: Projection
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Projection
+    down: Projection
 
 
 class Compute:
-    """The fused copy of `masters` in `dtype`. Every tensor is a leaf that collects a gradient.
+    """The fused copy of `masters` in `dtype`. Where all is trained, every tensor is a leaf that collects a gradient.
 
     Example: `compute = Compute(config, masters, torch.bfloat16)`, one row forward and backward, `compute.flush()`.
     """
 
-    def __init__(self, config: LlamaConfig, masters: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    def __init__(self, config: LlamaConfig, masters: Masters, dtype: torch.dtype) -> None:
         self.config = config
         self._masters = masters
-        self._fused: list[tuple[Tensor, list[Tensor]]] = []  # leaf, the masters it joins along dim 0
         self._dtype = dtype
+        self._fused: list[tuple[Tensor, dict[str, int]]] = []  # leaf; the weights it joins along dim 0, their rows
         self.embed = self._leaf("model.embed_tokens.weight")
         self.layers = [self._layer(f"model.layers.{index}.") for index in range(config.layers)]
         self.norm = self._leaf("model.norm.weight")
@@ -53,43 +71,59 @@ class Compute:
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the masters' present values."""
-        for leaf, parts in self._fused:
-            for view, part in _views(leaf, parts):
-                view.copy_(part)
+        for name, view in self.weights().items():
+            if self._masters.moves(name):
+                view.copy_(self._masters.value(name))
 
     @torch.no_grad()
     def flush(self) -> None:
         """Add the leaves' gradients to the masters' and clear them."""
-        for leaf, parts in self._fused:
+        for leaf, rows in self._fused:
             if leaf.grad is None:
                 continue
-            for view, part in _views(leaf.grad, parts):
-                if part.grad is None:
-                    part.grad = view.to(part.dtype, copy=True)
+            for name, gradient in _views(leaf.grad, rows):
+                master = self._masters.trained[name]
+                if master.grad is None:
+                    master.grad = gradient.to(master.dtype, copy=True)
                 else:
-                    part.grad += view
+                    master.grad += gradient
             leaf.grad = None
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every weight under its own name: views of what is computed with."""
+        return {name: view for leaf, rows in self._fused for name, view in _views(leaf.detach(), rows)}
 
     def _layer(self, prefix: str) -> LayerWeights:
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        heads = ("q_proj", "k_proj", "v_proj")
-        biases = [f"{attention}{name}.bias" for name in heads]
+        heads = [attention + name for name in ("q_proj", "k_proj", "v_proj")]
         return LayerWeights(
             input_norm=self._leaf(prefix + "input_layernorm.weight"),
-            qkv=self._leaf(*(f"{attention}{name}.weight" for name in heads)),
-            qkv_bias=self._leaf(*biases) if self.config.qkv_bias else None,
-            o=self._leaf(attention + "o_proj.weight"),
+            qkv=self._projection(*heads, bias=self.config.qkv_bias),
+            o=self._projection(attention + "o_proj"),
             mlp_norm=self._leaf(prefix + "post_attention_layernorm.weight"),
-            gate_up=self._leaf(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
-            down=self._leaf(mlp + "down_proj.weight"),
+            gate_up=self._projection(mlp + "gate_proj", mlp + "up_proj"),
+            down=self._projection(mlp + "down_proj"),
         )
 
+    def _projection(self, *modules: str, bias: bool = False) -> Projection:
+        weight = self._leaf(*(f"{module}.weight" for module in modules))
+        changes: list[Change] = []
+        end = 0
+        for name, rows in self._fused[-1][1].items():
+            start, end = end, end + rows
+            if (pair := self._masters.pair(name)) is not None:
+                changes.append(Change(rows=slice(start, end), pair=pair))
+        biases = self._leaf(*(f"{module}.bias" for module in modules)) if bias else None
+        return Projection(weight=weight, bias=biases, changes=tuple(changes))
+
+    @torch.no_grad()
     def _leaf(self, *names: str) -> Tensor:
-        parts = [self._masters[name] for name in names]
-        leaf = torch.cat([part.detach().to(self._dtype) for part in parts]).requires_grad_()
-        self._fused.append((leaf, parts))
-        return leaf
+        parts = [self._masters.value(name).to(self._masters.device, self._dtype) for name in names]
+        alone = len(names) == 1 and not self._masters.moves(names[0])  # nothing writes to it: no copy is needed
+        leaf = parts[0] if alone else torch.cat(parts)
+        self._fused.append((leaf, dict(zip(names, map(len, parts), strict=True))))
+        return leaf.requires_grad_(not self._masters.frozen)
 
 
-def _views(joined: Tensor, parts: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(joined.split([len(part) for part in parts]), parts, strict=True)
+def _views(joined: Tensor, rows: dict[str, int]) -> Iterator[tuple[str, Tensor]]:
+    return zip(rows, joined.split(list(rows.values())), strict=True)

@@ -58,18 +58,30 @@ class Version:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """New weights on their way to the engines. `location` is a path or URL that the transport understands."""
+    """New weights on their way to the engines. `location` is a path or URL that the transport understands.
+
+    Example: `Publication(version=v3, transport="memory", location="/dev/shm/w3.safetensors", size_bytes=n,
+    dtype="bfloat16")`
+    """
 
     version: Version
     transport: Literal["memory", "direct", "checkpoint"]
     location: str
-    size_bytes: int
+    size_bytes: int  # what travels, compressed
     dtype: str
+    form: Literal["whole", "delta", "adapter"] = "whole"
+    base: Version | None = None  # what a delta or an adapter is applied to
+    max_bytes_per_s: float | None = None  # a receiver fetches no faster, so that staging does not starve serving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicationRecord:
-    """How a publication reached one replica. `latency_s` counts from the end of the trainer's step."""
+    """How a publication reached one replica. `latency_s` counts from the end of the trainer's step.
+
+    trained ── export_s ──► published ── stage_s: transfer_s, then decoding ──► staged ── pause_s ──► serving
+                                                                                          └ commit_s ┘
+    `pause_s` is what serving lost: waiting for requests that finish, `commit_s`, the checks, and resuming.
+    """
 
     version: Version
     replica: str
@@ -84,6 +96,8 @@ class PublicationRecord:
     held: int = 0  # requests held in flight
     aborted: int = 0
     finished: int = 0
+    transfer_s: float = 0.0  # fetching the bytes; a part of stage_s
+    recomputed_tokens: int = 0  # of held requests, prefilled again under the new weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

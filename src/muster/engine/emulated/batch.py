@@ -51,6 +51,20 @@ class Batch:
         locked = (self.cache.used - self.cache.idle) // self.config.block_tokens
         return self.config.blocks - self.own_blocks - locked
 
+    def computed_tokens(self) -> int:
+        """Tokens of those that run which have keys and values; beginnings that they share count once."""
+        shared = self.cache.used - self.cache.idle
+        for request in self.running:
+            node = request.node
+            assert node is not None, "who runs has a place in the cache"
+            if node.owner is request:
+                shared -= len(node.run) - node.ready
+            if request.decoding:
+                self.decoding.settle(request)
+            computed = request.length - 1 if request.decoding else request.filled
+            shared += max(0, computed - request.path)
+        return shared
+
     def fits(self, tokens: Ints, match: Match[Request]) -> bool:
         """Whether a sequence fits beside those that run, and one more token for each of these."""
         needed = self._blocks(len(tokens) + 1) - match.cached // self.config.block_tokens

@@ -26,11 +26,12 @@ from muster.engine.emulated.replies import Policy, made_up
 from muster.engine.emulated.request import Done
 from muster.engine.emulated.stride import Stride
 from muster.engine.emulated.timing import Work
+from muster.engine.pieces import after
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause
 from muster.engine.request import Finish, Phase
 from muster.engine.timeline import Timeline
 from muster.errors import EngineError, UserError
-from muster.types import DeviceState, Ints, Sampling, Session, Version
+from muster.types import Completion, DeviceState, Ints, Sampling, Session, Version
 
 
 @dataclass(slots=True)
@@ -53,7 +54,8 @@ class EmulatedCore:
         self.work = Work()
         self._policy = policy
         self._batch = Batch(config)
-        self._batch.cache.serve(version.number)
+        self._salt = 0  # of the prefix cache: grows with every commit that does not share
+        self._batch.cache.serve(self._salt)
         self._live: dict[str, Request] = {}
         self._waiting: deque[Request] = deque()
         self._stride: Stride | None = None
@@ -96,6 +98,23 @@ class EmulatedCore:
             self._end(request, "abort")
         self._settle_pause()
         return len(ended)
+
+    def progress(self, request_id: str, start: int, now: float) -> Completion | None:
+        """What a live request has said from its token `start` on, within the stride in flight too; None: nothing."""
+        request = self._live.get(request_id)
+        if request is None:
+            return None
+        if request.decoding:
+            self._batch.decoding.settle(request)
+            settled = request.made
+            request.made += self._stride.steps_by(now) if self._stride else 0
+        else:
+            settled = request.made
+        new = None
+        if request.made > start:
+            new = after(request.completion("abort", self.name, logprobs=self.config.logprobs), start)
+        request.made = settled
+        return new
 
     def statistics(self, now: float, *, take_intervals: bool) -> EngineStatistics:
         """A snapshot, steps that ended within the stride in flight included."""
@@ -144,7 +163,7 @@ class EmulatedCore:
                 self._end(request, "abort")
             self._take_effect(Pause(aborted=len(started)))
         elif in_flight is InFlight.HOLD:
-            self._take_effect(Pause(held=len(self._batch.running)))
+            self._take_effect(Pause(held=len(self._batch.running), held_tokens=self._batch.computed_tokens()))
         self._settle_pause()
 
     def resume(self) -> None:
@@ -184,9 +203,11 @@ class EmulatedCore:
                 self._batch.decoding.settle(request)
             if request.marks:
                 request.mark(version)
-        if cache is CachePolicy.RECOMPUTE:
+        if cache in (CachePolicy.RECOMPUTE, CachePolicy.FLUSH):
             self._preempt_all()
-        self._batch.cache.serve(version.number)
+        if cache is not CachePolicy.SHARE:
+            self._salt += 1
+            self._batch.cache.serve(self._salt)
         return self.version
 
     def reset_cache(self, *, preempt: bool) -> None:
@@ -267,7 +288,7 @@ class EmulatedCore:
                 return  # a finishing pause lets in only what it preempted
             if not request.ended:
                 tokens = request.sequence
-                match = self._batch.cache.match(tokens, self.version.number)
+                match = self._batch.cache.match(tokens, self._salt)
                 if match.owner is not None:
                     match.owner.followers.append(request)
                 elif self._batch.fits(tokens, match):

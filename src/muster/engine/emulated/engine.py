@@ -10,6 +10,7 @@ that fires late does not slow the emulated server down.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from muster import clock
 from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.core import EmulatedCore
 from muster.engine.emulated.replies import Policy, logprobs_of
-from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores
+from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores, Staged
 from muster.errors import EngineError, MusterError, UserError
 from muster.types import Completion, Ints, Publication, Sampling, Session, Version
 
@@ -73,6 +74,10 @@ class EmulatedEngine:
         finally:
             self._ids.discard(request_id)
 
+    async def progress(self, request_id: str, start: int) -> Completion | None:
+        """Does not disturb the stride in flight."""
+        return self._core.progress(request_id, start, clock.now())
+
     async def score(self, tokens: Ints, temperature: float) -> Scores:
         """Takes the time of its prefill, beside the batch; also while paused."""
         tokens = np.ascontiguousarray(tokens, dtype=np.int32)
@@ -86,10 +91,15 @@ class EmulatedEngine:
     async def statistics(self, *, take_intervals: bool) -> EngineStatistics:
         return self._core.statistics(clock.now(), take_intervals=take_intervals)
 
-    async def stage(self, publication: Publication) -> None:
-        if not self._core.holds(publication.version):
-            await self._spend(self.config.stage_s + publication.size_bytes / self.config.stage_bytes_per_s)
-            self._core.stage(publication.version)
+    async def stage(self, publication: Publication) -> Staged:
+        """Takes the time of the transfer, within the publication's own limit, and of decoding."""
+        if self._core.holds(publication.version):
+            return Staged()
+        rate = min(self.config.stage_bytes_per_s, publication.max_bytes_per_s or math.inf)
+        transfer_s = publication.size_bytes / rate
+        await self._spend(transfer_s + self.config.stage_s)
+        self._core.stage(publication.version)
+        return Staged(transfer_s=transfer_s, decode_s=self.config.stage_s, size_bytes=publication.size_bytes)
 
     async def pause(self, in_flight: InFlight, *, clear_cache: bool = False) -> Pause:
         result: asyncio.Future[Pause] = asyncio.get_running_loop().create_future()

@@ -1,8 +1,9 @@
-"""The prefix cache: a radix tree of token runs for each policy version, evicted by blocks. Pure.
+"""The prefix cache: a radix tree of token runs for each salt, evicted by blocks. Pure.
 
-Law: a cached token belongs to one path from one version's root, so prefixes are never shared across versions. Runs are
-whole blocks. A locked node (someone on it or below runs) is never evicted; of the others the least recently used leaf
-goes first, from its end. `used` is what all nodes hold, `idle` the part that could be evicted now.
+Law: a cached token belongs to one path from one salt's root, so prefixes are never shared across salts: each stands
+for the weights that computed them. Runs are whole blocks. A locked node (someone on it or below runs) is never evicted;
+of the others the least recently used leaf goes first, from its end. `used` is what all nodes hold, `idle` the part that
+could be evicted now.
 
     match(tokens) ─► Match ─► claim(match, tokens, …) locks the path, its new part not ready ─► ready(), as computed
                                                                                               └─► unlock, or shrink
@@ -28,10 +29,10 @@ Owner = TypeVar("Owner")
 class Node(Generic[Owner]):
     """A run of tokens behind its parent's. The first `ready` of them are computed; `owner` computes the rest."""
 
-    __slots__ = ("children", "last_used", "locks", "owner", "parent", "ready", "run", "version")
+    __slots__ = ("children", "last_used", "locks", "owner", "parent", "ready", "run", "salt")
 
-    def __init__(self, parent: Node[Owner] | None, run: Run, version: int) -> None:
-        self.parent, self.run, self.version = parent, run, version
+    def __init__(self, parent: Node[Owner] | None, run: Run, salt: int) -> None:
+        self.parent, self.run, self.salt = parent, run, salt
         self.children: dict[bytes, Node[Owner]] = {}
         self.ready = len(run)
         self.owner: Owner | None = None
@@ -55,7 +56,7 @@ class Match(Generic[Owner]):
 
 @dataclass(slots=True)
 class RadixCache(Generic[Owner]):
-    """All versions' trees. Lengths are tokens, always whole blocks."""
+    """All salts' trees. Lengths are tokens, always whole blocks."""
 
     block: int
     used: int = field(init=False, default=0)
@@ -70,10 +71,10 @@ class RadixCache(Generic[Owner]):
         """`length` in whole blocks, rounded down."""
         return length - length % self.block
 
-    def match(self, tokens: Ints, version: int) -> Match[Owner]:
+    def match(self, tokens: Ints, salt: int) -> Match[Owner]:
         """The longest cached beginning, short of the last token, whose logits are wanted."""
         limit = self.whole(len(tokens) - 1)
-        node, at, idle = self._root(version), 0, 0
+        node, at, idle = self._root(salt), 0, 0
         while at < limit:
             child = node.children.get(self._key(tokens, at))
             if child is None:
@@ -115,7 +116,7 @@ class RadixCache(Generic[Owner]):
             self._lock(node)
             node.run = Run(tokens[match.cached - len(node.run) : end])  # one piece again
         else:
-            child = Node(node, Run(tokens[match.cached : end]), node.version)
+            child = Node(node, Run(tokens[match.cached : end]), node.salt)
             child.ready = 0
             node.children[child.run.start(self.block)] = child
             node = child
@@ -147,7 +148,7 @@ class RadixCache(Generic[Owner]):
                 break
             below, at = child, at + common
         if at < len(rest) and below.children.get(self._key(rest, at)) is None:
-            child = Node(below, Run(rest[at:]), node.version)
+            child = Node(below, Run(rest[at:]), node.salt)
             below.children[self._key(rest, at)] = child
             self.used += len(child.run)
             self.idle += len(child.run)
@@ -176,7 +177,7 @@ class RadixCache(Generic[Owner]):
         return parent
 
     def unlock(self, node: Node[Owner]) -> None:
-        """One user less, on the whole path. What an old version leaves behind is forgotten at once."""
+        """One user less, on the whole path. What an old salt leaves behind is forgotten at once."""
         now = next(self._tick)
         leaf: Node[Owner] | None = node
         while leaf is not None and leaf.parent is not None:
@@ -186,7 +187,7 @@ class RadixCache(Generic[Owner]):
                 self.idle += len(leaf.run)
                 self._offer(leaf)
             leaf = leaf.parent
-        if node.version != self._current:
+        if node.salt != self._current:
             self._prune(node)
 
     def evict(self, tokens: int) -> None:
@@ -207,14 +208,14 @@ class RadixCache(Generic[Owner]):
             else:
                 self._remove(leaf)
 
-    def serve(self, version: int) -> None:
-        """Only `version` may be matched from now on; forget everything else that nobody runs on."""
-        self._current = version
+    def serve(self, salt: int) -> None:
+        """Only `salt` may be matched from now on; forget everything else that nobody runs on."""
+        self._current = salt
         self.drop_idle()
 
     def drop_idle(self) -> None:
         """Forget everything that nobody runs on."""
-        for version, root in list(self._roots.items()):
+        for salt, root in list(self._roots.items()):
             stack = [root]
             order: list[Node[Owner]] = []
             while stack:
@@ -223,18 +224,18 @@ class RadixCache(Generic[Owner]):
             for node in reversed(order):
                 if node.parent is not None and not node.locks and not node.children:
                     self._remove(node)
-            if version != self._current and not root.children:
-                del self._roots[version]
+            if salt != self._current and not root.children:
+                del self._roots[salt]
 
-    def _root(self, version: int) -> Node[Owner]:
-        if version not in self._roots:
-            self._roots[version] = Node(None, Run(np.zeros(0, np.int32)), version)
-        return self._roots[version]
+    def _root(self, salt: int) -> Node[Owner]:
+        if salt not in self._roots:
+            self._roots[salt] = Node(None, Run(np.zeros(0, np.int32)), salt)
+        return self._roots[salt]
 
     def _split(self, node: Node[Owner], at: int) -> Node[Owner]:
         """Cut `node` at `at`; returns the new upper half. The lower keeps the identity: its users' locks hold."""
         parent = _parent(node)
-        upper = Node(parent, node.run.cut(at), node.version)
+        upper = Node(parent, node.run.cut(at), node.salt)
         upper.locks, upper.last_used, upper.ready = node.locks, node.last_used, min(at, node.ready)
         parent.children[upper.run.start(self.block)] = upper
         upper.children[node.run.start(self.block)] = node

@@ -13,7 +13,7 @@ from typing import Literal
 from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.engine import EmulatedEngine
 from muster.engine.emulated.replies import Policy
-from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores
+from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores, Staged
 from muster.errors import EngineError, UserError
 from muster.types import Completion, Ints, Publication, Sampling, Session, Version
 
@@ -99,10 +99,14 @@ class EmulatedReplica:
         self._leave("statistics")
         return statistics
 
-    async def stage(self, publication: Publication) -> None:
+    def supports(self, in_flight: InFlight, cache: CachePolicy) -> str | None:
+        return None
+
+    async def stage(self, publication: Publication) -> Staged:
         await self._enter("stage")
-        await self.engine.stage(publication)
+        staged = await self.engine.stage(publication)
         self._leave("stage")
+        return staged
 
     async def pause(self, in_flight: InFlight) -> Pause:
         await self._enter("pause")

@@ -1,0 +1,91 @@
+"""One server behind HTTP: calls that have a deadline, and every way to fail as one error.
+
+Law: whatever goes wrong is an `EngineError` that says which replica, which call and why. Its evidence has `status` when
+the server answered: 4xx says that the request is wrong, and no other replica would say anything else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import aiohttp
+
+from muster import clock
+from muster.errors import EngineError
+
+_T = TypeVar("_T")
+
+
+class Endpoint:
+    """A server's address with its key. Close it when done.
+
+    Example: `await Endpoint("replica-0", "http://127.0.0.1:30000").call("GET", "/model_info")`
+    """
+
+    def __init__(self, name: str, url: str, token: str | None = None, *, timeout_s: float = 60.0) -> None:
+        """timeout_s: of a call that gives none of its own."""
+        self.name = name
+        self._url = url.rstrip("/")
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._timeout_s = timeout_s
+        self._death: str | None = None
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+        )
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    def pronounce_dead(self, reason: str) -> None:
+        """Whoever runs the server saw it end: calls fail from now on, and say `reason`."""
+        self._death = reason
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """One exchange, answered with status 200. Returns its JSON; None for an empty answer."""
+        deadline_s = self._timeout_s if timeout_s is None else timeout_s
+        if self._death is not None:
+            raise EngineError(f"{self.name} is dead: {self._death}")
+        try:
+            async with (
+                clock.timeout(deadline_s),
+                self._http.request(
+                    method, self._url + path, json=body, headers={**self._headers, **(headers or {})}
+                ) as response,
+            ):
+                status, raw = response.status, await response.read()
+        except TimeoutError:
+            raise EngineError(f"{self.name} {path}: no answer within {deadline_s:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            # the process's own last words arrive a moment after its connections break
+            await clock.sleep(0.05)
+            raise EngineError(f"{self.name} {path}: {self._death or error!r}") from None
+        if status != 200:
+            raise EngineError(f"{self.name} {path}: {status} {_message(raw)}", {"status": status})
+        return self.parsed(lambda: json.loads(raw) if raw else None)
+
+    def parsed(self, parse: Callable[[], _T]) -> _T:
+        """What `parse` returns; an answer that it cannot read is the server's fault."""
+        try:
+            return parse()
+        except (KeyError, ValueError, TypeError, IndexError) as error:
+            raise EngineError(f"{self.name}: an answer that is not of the dialect ({error!r})") from None
+
+
+def _message(raw: bytes) -> str:
+    """What an error answer says: `error.message`, `error`, `message`, `detail`, or its beginning."""
+    try:
+        answer = json.loads(raw)
+        error = answer.get("error") or answer.get("message") or answer["detail"]
+        return str(error["message"]) if isinstance(error, dict) else str(error)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return raw[:200].decode(errors="replace")

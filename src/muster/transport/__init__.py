@@ -1,0 +1,1 @@
+"""How published weights travel to the machine of an engine. No torch."""

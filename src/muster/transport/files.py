@@ -1,0 +1,85 @@
+"""Files that come whole or not at all, and are found again when their owner was killed.
+
+Law: a reader sees a finished file or none. A file's name says whose it is; what a dead process left is removed by the
+next one. Nothing is flushed to storage: published files are worthless after a crash of the machine, every reader
+proves what it reads, and a flush would be a good part of the publication's latency.
+
+    whole_file(path) ─► path.part ─ written ─► renamed to path                  an error: nothing stays
+    muster-LABEL-PID-vNUMBER.safetensors     reap(): no process PID on this machine ─► removed
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+SHARED_MEMORY = Path("/dev/shm")
+SPARE_BYTES = 64 * 1024 * 1024
+"""Room left to others in shared memory; a full /dev/shm breaks processes that have nothing to do with us."""
+
+_NAME = re.compile(r"muster-(?P<label>.+)-(?P<pid>\d+)-v\d+\.safetensors(\.part)?")
+
+
+@contextmanager
+def whole_file(path: Path) -> Generator[BinaryIO]:
+    """A file that gets its name when the block has ended well. Raises `OSError`; then nothing of it stays."""
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("w+b") as file:
+            yield file
+        part.rename(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def file_prefix(label: str, pid: int | None = None) -> str:
+    """How the names of all files of one owner begin, or of all owners of a label."""
+    stem = f"muster-{re.sub(r'[^A-Za-z0-9_.]', '_', label)}-"
+    return stem if pid is None else f"{stem}{pid}-v"
+
+
+def file_name(label: str, pid: int, number: int) -> str:
+    """Example: `file_name("run/1", 77, 3)` is "muster-run_1-77-v3.safetensors"."""
+    return f"{file_prefix(label, pid)}{number}.safetensors"
+
+
+def has_room(directory: Path, size_bytes: int) -> bool:
+    """Whether a file of this size fits and leaves `SPARE_BYTES`. False where there is no directory."""
+    return directory.is_dir() and shutil.disk_usage(directory).free >= size_bytes + SPARE_BYTES
+
+
+def roomy(directory: Path, size_bytes: int) -> Path:
+    """`directory` when it has room for the file, else the machine's folder for temporary files.
+
+    Containers often give shared memory 64 MB: staging is slower from a disk, and still works.
+    """
+    return directory if has_room(directory, size_bytes) else Path(tempfile.gettempdir())
+
+
+def is_orphan(name: str) -> bool:
+    """Whether a file of this name belonged to a process of this machine that is gone."""
+    found = _NAME.fullmatch(name)
+    return found is not None and not Path(f"/proc/{found['pid']}").exists()
+
+
+def reap(*directories: Path, label: str | None = None) -> list[Path]:
+    """Remove what dead processes of this machine left; returns the files.
+
+    Default: where receivers put theirs. label: theirs alone.
+    """
+    pattern = "muster-*-v*" if label is None else f"{file_prefix(label)}*"
+    orphans = [
+        path
+        for directory in directories or (SHARED_MEMORY, Path(tempfile.gettempdir()))
+        for path in sorted(directory.glob(pattern))
+        if is_orphan(path.name)
+    ]
+    for path in orphans:
+        path.unlink(missing_ok=True)
+    return orphans

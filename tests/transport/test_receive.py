@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from muster import clock
+from muster.errors import PublicationError
+from muster.publish.memory import MemoryExporter
+from muster.transport import fetch as fetching
+from muster.transport.adapter import Adapter, merge, narrow
+from muster.transport.files import file_name
+from muster.transport.receive import Receiver
+from muster.transport.tensors import digest, encode_header
+from publications import export, history, in_folder, same, served, stepped, weights
+
+
+def receiver(folder: Path, **settings) -> Receiver:  # type: ignore[no-untyped-def]
+    (folder / "here").mkdir(exist_ok=True)
+    return Receiver(label="e0", directory=folder / "here", **settings)
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "here").iterdir())
+
+
+@pytest.fixture(params=["checkpoint", "direct"])
+def exporter_of(request, tmp_path):  # type: ignore[no-untyped-def]
+    """Makes exporters of both ways that bytes travel."""
+    return lambda **settings: (in_folder if request.param == "checkpoint" else served)(tmp_path / "there", **settings)
+
+
+@pytest.mark.parametrize("form", ["whole", "delta"])
+def test_every_version_of_a_run_arrives_and_one_file_of_it_stays(exporter_of, tmp_path, form):
+    exporter, engine = exporter_of(form=form, anchor_every=4), receiver(tmp_path)
+    for number, arrays in enumerate(history(7)):
+        publication = export(exporter, arrays, number)
+        received = engine.receive(publication)
+        assert publication.form == ("whole" if form == "whole" or number % 4 == 0 else "delta")
+        assert same(received.path, arrays)
+        assert received.size_bytes == publication.size_bytes
+        assert left(tmp_path) == [received.path.name]
+    engine.close()
+    assert left(tmp_path) == []
+
+
+def test_asked_again_it_fetches_nothing(exporter_of, tmp_path):
+    exporter, engine = exporter_of(), receiver(tmp_path)
+    publication = export(exporter, weights(), 0)
+    first, second = engine.receive(publication), engine.receive(publication)
+    assert second.path == first.path and second.size_bytes == 0 and second.transfer_s == second.decode_s == 0
+
+
+def test_a_restarted_receiver_walks_the_chain_back_to_its_anchor(exporter_of, tmp_path):
+    exporter = exporter_of(anchor_every=100)
+    versions = history(5)
+    publications = [export(exporter, arrays, number) for number, arrays in enumerate(versions)]
+    received = receiver(tmp_path).receive(publications[-1])
+    assert publications[-1].form == "delta" and same(received.path, versions[-1])
+    assert received.size_bytes == sum(p.size_bytes for p in publications)
+    assert left(tmp_path) == [received.path.name]
+
+
+def test_one_that_missed_versions_fetches_those_alone(exporter_of, tmp_path):
+    exporter, engine, versions = exporter_of(anchor_every=100), receiver(tmp_path), history(5)
+    publications = [export(exporter, arrays, number) for number, arrays in enumerate(versions[:2])]
+    engine.receive(publications[1])
+    publications += [export(exporter, arrays, number + 2) for number, arrays in enumerate(versions[2:])]
+    received = engine.receive(publications[4])
+    assert same(received.path, versions[4])
+    assert received.size_bytes == sum(p.size_bytes for p in publications[2:])
+
+
+def test_two_publications_in_a_row_are_both_right_and_so_is_going_back(exporter_of, tmp_path):
+    exporter, engine, (first, second) = exporter_of(), receiver(tmp_path), history(2)
+    one, two = export(exporter, first, 1), export(exporter, second, 2)
+    assert same(engine.receive(one).path, first)
+    assert same(engine.receive(two).path, second)
+    assert same(engine.receive(one).path, first)
+
+
+def test_many_receivers_at_once_get_the_same(exporter_of, tmp_path):
+    exporter, versions = exporter_of(), history(3)
+    publications = [export(exporter, arrays, number) for number, arrays in enumerate(versions)]
+    engines = [Receiver(label=f"e{n}", directory=tmp_path) for n in range(4)]
+    paths: list[Path] = []
+    threads = [threading.Thread(target=lambda e=e: paths.append(e.receive(publications[-1]).path)) for e in engines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(paths) == 4 and all(same(path, versions[-1]) for path in paths)
+
+
+def test_fp32_travels_too(exporter_of, tmp_path):
+    exporter, engine = exporter_of(), receiver(tmp_path)
+    old = {"w": np.linspace(-1, 1, 3000, dtype=np.float32).reshape(3, 1000), "n": np.full(8, np.nan, np.float32)}
+    new = {"w": old["w"].copy(), "n": old["n"]}
+    new["w"][0, :20] += 1
+    for number, arrays in enumerate((old, new)):
+        publication = export(exporter, arrays, number, "float32")
+        received = engine.receive(publication)
+    assert publication.form == "delta" and received.path.stat().st_size > publication.size_bytes
+    assert digest(new, "float32") == publication.version.digest and received.decode_s > 0
+
+
+@pytest.mark.parametrize("form", ["whole", "delta"])
+def test_a_changed_byte_anywhere_is_an_error_or_harms_nothing_and_the_version_before_stays(tmp_path, form):
+    exporter, (old, new) = in_folder(tmp_path / "there", form=form), history(2)
+    first, second = export(exporter, old, 1), export(exporter, new, 2)
+    path = Path(second.location)
+    content = path.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    everywhere = [*range(0, header, 7), *range(header, len(content), max(1, len(content) // 60)), len(content) - 1]
+    engine, caught = receiver(tmp_path), 0
+    held = engine.receive(first).path
+    for position in everywhere:
+        path.write_bytes(content[:position] + bytes([content[position] ^ 0x41]) + content[position + 1 :])
+        try:
+            assert same(engine.receive(second).path, new)
+            held = engine.receive(first).path  # a byte that means nothing: of the padding, or of a name not used
+        except PublicationError:
+            caught += 1
+        assert same(held, old) and left(tmp_path) == [held.name], position
+    assert caught > 0.9 * len(everywhere)
+    path.write_bytes(content)
+    assert same(engine.receive(second).path, new)
+
+
+@pytest.mark.parametrize("form", ["whole", "delta"])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
+def test_a_file_cut_short_is_an_error(tmp_path, form, share):
+    exporter, (old, new) = in_folder(tmp_path / "there", form=form), history(2)
+    engine = receiver(tmp_path)
+    engine.receive(export(exporter, old, 1))
+    publication = export(exporter, new, 2)
+    content = Path(publication.location).read_bytes()
+    Path(publication.location).write_bytes(content[: int(share * len(content))])
+    with pytest.raises(PublicationError, match="cut short or corrupt"):
+        engine.receive(publication)
+
+
+def test_a_corrupt_link_of_the_chain_is_found_and_an_export_again_mends_it(tmp_path):
+    exporter, versions = in_folder(tmp_path / "there"), history(3)
+    publications = [export(exporter, arrays, number) for number, arrays in enumerate(versions)]
+    anchor = Path(publications[0].location)
+    content = bytearray(anchor.read_bytes())
+    content[-1] ^= 1
+    anchor.write_bytes(content)
+    with pytest.raises(PublicationError, match="digest"):
+        receiver(tmp_path).receive(publications[2])
+    again = export(exporter, versions[2], 2)
+    assert again.form == "whole" and same(receiver(tmp_path).receive(again).path, versions[2])
+
+
+def test_a_missing_base_is_an_error_that_says_what_to_do(tmp_path):
+    exporter = in_folder(tmp_path / "there")
+    publications = [export(exporter, arrays, number) for number, arrays in enumerate(history(2))]
+    Path(publications[0].location).unlink()
+    with pytest.raises(PublicationError, match="publish again"):
+        receiver(tmp_path).receive(publications[1])
+    assert left(tmp_path) == []
+
+
+def test_another_version_under_the_address_is_an_error(tmp_path):
+    exporter = in_folder(tmp_path / "there", form="whole")
+    one, two = export(exporter, weights(1), 1), export(exporter, weights(2), 2)
+    shutil.copy(one.location, two.location)
+    with pytest.raises(PublicationError, match="wanted is"):
+        receiver(tmp_path).receive(two)
+
+
+def test_a_chain_that_turns_in_a_circle_ends(tmp_path):
+    exporter, versions = in_folder(tmp_path / "there"), history(2)
+    publications = [export(exporter, arrays, number) for number, arrays in enumerate(versions)]
+    shutil.copy(publications[1].location, publications[0].location)
+    with pytest.raises(PublicationError, match="wanted is"):
+        receiver(tmp_path).receive(publications[1])
+
+
+def test_what_was_received_and_tidied_away_is_fetched_again(exporter_of, tmp_path):
+    exporter, engine, (old, new) = exporter_of(), receiver(tmp_path), history(2)
+    engine.receive(export(exporter, old, 0)).path.unlink()
+    assert same(engine.receive(export(exporter, new, 1)).path, new)
+
+
+def test_from_memory_nothing_is_copied(tmp_path):
+    exporter = MemoryExporter(run_label="r", directory=tmp_path, fallback=tmp_path)
+    publication = exporter.export(weights(), number=1, digest=digest(weights(), "bfloat16"), dtype="bfloat16")
+    engine = receiver(tmp_path)
+    received = engine.receive(publication)
+    assert received.path == Path(publication.location) and received.size_bytes == 0
+    engine.close()
+    assert received.path.exists() and left(tmp_path) == []
+
+
+def test_from_memory_what_is_gone_cut_or_of_another_version_is_an_error(tmp_path):
+    exporter = MemoryExporter(run_label="r", directory=tmp_path, fallback=tmp_path)
+    publication = exporter.export(weights(), number=1, digest="d", dtype="bfloat16")
+    with pytest.raises(PublicationError, match="wanted is"):
+        receiver(tmp_path).receive(replace(publication, version=replace(publication.version, number=2)))
+    os.truncate(publication.location, 1000)
+    with pytest.raises(PublicationError, match="cut short"):
+        receiver(tmp_path).receive(publication)
+    exporter.clear()
+    with pytest.raises(PublicationError, match="gone"):
+        receiver(tmp_path).receive(publication)
+
+
+def test_the_cap_is_honoured(exporter_of, tmp_path):
+    publication = export(exporter_of(max_bytes_per_s=50_000.0), weights(), 0)
+    received = receiver(tmp_path).receive(publication)
+    assert received.transfer_s >= (publication.size_bytes - 5_000) / 50_000 - 0.11
+
+
+def test_a_cap_too_low_for_the_deadline_is_an_error_and_leaves_nothing(exporter_of, tmp_path):
+    publication = export(exporter_of(max_bytes_per_s=1000.0), weights(), 0)
+    with pytest.raises(PublicationError, match="within"):
+        receiver(tmp_path, timeout_s=0.2).receive(publication)
+    assert left(tmp_path) == []
+
+
+def test_closing_ends_what_is_being_received(exporter_of, tmp_path):
+    publication = export(exporter_of(max_bytes_per_s=2000.0), weights(), 0)
+    engine, errors = receiver(tmp_path), []
+
+    def receive() -> None:
+        try:
+            engine.receive(publication)
+        except PublicationError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    while not left(tmp_path):
+        clock.block(0.001)
+    engine.close()
+    thread.join()
+    assert errors == ["the receiver was closed"] and left(tmp_path) == []
+
+
+def test_a_trainer_that_went_away_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(fetching, "_RETRY_PAUSE_S", 0.0)
+    exporter = served(tmp_path / "there")
+    publication = export(exporter, weights(), 0)
+    exporter.clear()
+    with pytest.raises(PublicationError, match="refused"):
+        receiver(tmp_path).receive(publication)
+    assert left(tmp_path) == []
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("form", ["whole", "delta"])
+def test_without_room_nothing_half_written_stays_and_the_version_before_does(tmp_path, form, monkeypatch):
+    exporter, (old, new) = in_folder(tmp_path / "there", form=form), history(2)
+    small = tmp_path / "here"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=28k", "tmpfs", str(small)], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("no right to mount")
+    try:
+        monkeypatch.setattr("muster.transport.files.SPARE_BYTES", -(1 << 40))  # else it goes elsewhere
+        engine = receiver(tmp_path)
+        held = engine.receive(export(exporter, old, 1)).path
+        with pytest.raises(PublicationError, match="free space"):
+            engine.receive(export(exporter, new, 2))
+        assert left(tmp_path) == [held.name] and same(held, old)
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+# --- adapters
+
+
+def model_folder(folder: Path, arrays: dict, **config) -> Path:  # type: ignore[no-untyped-def]
+    folder.mkdir()
+    names = sorted(arrays)
+    for index, part in enumerate((names[:2], names[2:])):
+        shard = {name: arrays[name] for name in part}
+        content = encode_header(shard, {}) + b"".join(a.tobytes() for a in shard.values())
+        (folder / f"model-{index}.safetensors").write_bytes(content)
+    (folder / "config.json").write_text('{"tie_word_embeddings": true}')
+    return folder
+
+
+def finite(seed: int = 0) -> dict:
+    rng = np.random.default_rng(seed)
+    floats = {name: rng.standard_normal(array.shape).astype(np.float32) for name, array in weights().items()}
+    return {name: (array.view(np.uint32) >> 16).astype(np.uint16) for name, array in floats.items()}
+
+
+def low_rank(seed: int) -> dict:
+    rng = np.random.default_rng(seed)
+    return {
+        "a.weight.lora_A": rng.standard_normal((4, 64), dtype=np.float32),
+        "a.weight.lora_B": rng.standard_normal((48, 4), dtype=np.float32),
+    }
+
+
+def test_an_adapter_is_merged_with_what_the_engine_started_from(exporter_of, tmp_path):
+    base, exporter = finite(), exporter_of(form="whole")
+    engine = receiver(tmp_path, base=model_folder(tmp_path / "model", base | {"lm_head.weight": base["one"]}))
+    adapter = Adapter(base=digest(base, "bfloat16"), scale=0.1)
+    for number in (1, 2):
+        merged = merge(base, low_rank(number), scale=0.1, dtype="bfloat16")
+        version = digest(merged, "bfloat16")
+        publication = exporter.export(
+            low_rank(number), number=number, digest=version, dtype="bfloat16", adapter=adapter
+        )
+        received = engine.receive(publication)
+        assert publication.form == "adapter" and same(received.path, merged)
+        assert left(tmp_path) == [received.path.name]
+
+
+def test_an_adapter_of_another_base_or_of_none_is_an_error_that_says_so(tmp_path):
+    exporter = in_folder(tmp_path / "there")
+    merged = merge(finite(), low_rank(1), scale=0.1, dtype="bfloat16")
+    adapter = Adapter(base=digest(finite(), "bfloat16"), scale=0.1)
+    publication = exporter.export(
+        low_rank(1), number=1, digest=digest(merged, "bfloat16"), dtype="bfloat16", adapter=adapter
+    )
+    other = model_folder(tmp_path / "other", finite(seed=1))
+    with pytest.raises(PublicationError, match="other weights"):
+        receiver(tmp_path, base=other).receive(publication)
+    with pytest.raises(PublicationError, match="names none"):
+        receiver(tmp_path).receive(publication)
+    assert left(tmp_path) == []
+
+
+def test_a_base_in_another_precision_is_rounded_first(tmp_path):
+    rng = np.random.default_rng(0)
+    exact = {name: rng.standard_normal(array.shape).astype(np.float32) for name, array in weights().items()}
+    from_memory = MemoryExporter(run_label="r", directory=tmp_path, fallback=tmp_path)
+    bits = {name: narrow(array, "bfloat16") for name, array in exact.items()}
+    merged = merge(bits, low_rank(1), scale=0.5, dtype="bfloat16")
+    publication = from_memory.export(
+        low_rank(1),
+        number=1,
+        digest=digest(merged, "bfloat16"),
+        dtype="bfloat16",
+        adapter=Adapter(base=digest(bits, "bfloat16"), scale=0.5),
+    )
+    received = receiver(tmp_path, base=model_folder(tmp_path / "model", exact)).receive(publication)
+    assert same(received.path, merged)
+
+
+def test_the_names_of_its_files_say_whose_they_are(tmp_path):
+    publication = export(in_folder(tmp_path / "there"), stepped(weights(), 1), 7)
+    name = receiver(tmp_path).receive(publication).path.name
+    assert name == file_name("e0.fetched", os.getpid(), 7)
