@@ -15,10 +15,10 @@ from muster.engine.config import VllmConfig
 from muster.model.config import LlamaConfig
 
 PYTHON = os.environ.get("MUSTER_VLLM_PYTHON", "")
-NEEDED = (
+NEEDED = [
     pytest.mark.vllm,
     pytest.mark.skipif(not PYTHON, reason="needs a vllm server: make test-vllm"),
-)
+]
 MODEL: LlamaConfig = replace(tiny.CONFIG, head_width=32)
 """vLLM's attention on the CPU has no heads narrower than 32."""
 

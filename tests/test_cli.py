@@ -24,7 +24,8 @@ FLAGS = {
 BENCHES = {
     "control": {"--live", "--seed", "--json", "--check"},
     "lag": {"--seed", "--json", "--check"},
-    "routing": {"--repetitions", "--jobs", "--json", "--check"},
+    "publish": {"--model", "--engine", "--arm", "--repeats", "--json", "--check"},
+    "routing": {"--repetitions", "--jobs", "--real", "--engine", "--model", "--json", "--check"},
     "selection": {"--repetitions", "--seed", "--json", "--check"},
     "ttb": {"--virtual", "--real", "--grid", "--repetitions", "--declaration", "--plot", "--json", "--check"},
 }

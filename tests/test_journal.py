@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +90,18 @@ def test_publications_and_evaluations_come_back_whole(journal: Journal) -> None:
     journal.record_evaluation(evaluation)
     assert journal.publications() == [publication]
     assert journal.evaluations() == [evaluation]
+
+
+def test_a_publication_of_an_older_journal_lacks_what_was_not_measured_then(journal: Journal) -> None:
+    row = {
+        "version": {"number": 1, "digest": "d"}, "replica": "engine0", "export_s": 0.1, "stage_s": 0.2,
+        "commit_s": 0.01, "pause_s": 0.02, "latency_s": 0.4, "size_bytes": 10, "digest_equal": True,
+        "canary_difference": None,
+    }  # fmt: skip
+    with sqlite3.connect(journal.path) as connection:
+        connection.execute("INSERT INTO publication VALUES (1, 'engine0', ?)", [json.dumps(row)])
+    (publication,) = journal.publications()
+    assert (publication.stage_s, publication.transfer_s, publication.recomputed_tokens) == (0.2, 0.0, 0)
 
 
 def test_an_existing_journal_is_never_overwritten(journal: Journal) -> None:

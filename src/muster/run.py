@@ -39,6 +39,7 @@ from muster.model.tokenizer import tokenizer_from
 from muster.model.weights import resolve
 from muster.observe.dashboard import Dashboard, PlainLog
 from muster.orchestrator.dispatch import Dispatcher
+from muster.orchestrator.garbage import seldom_collected
 from muster.orchestrator.keeps import Keeps
 from muster.orchestrator.loops import Orchestrator, Parts
 from muster.orchestrator.record import JournalSink
@@ -166,7 +167,12 @@ def _driving(directory: Path) -> Generator[Journal]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{directory}: another process drives this run") from None
-        with Journal.open(directory / JOURNAL, write=True) as journal, _session(journal), _plain_errors():
+        with (
+            Journal.open(directory / JOURNAL, write=True) as journal,
+            _session(journal),
+            seldom_collected(),
+            _plain_errors(),
+        ):
             yield journal
 
 
@@ -247,10 +253,12 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
     renderer = Renderer(tokenizer_from(place.model))
     async with contextlib.AsyncExitStack() as stack:
         here = await stack.enter_async_context(environment(config.sandbox, config.verifier, label=place.directory.name))
-        engines = [
-            await stack.enter_async_context(_kept_engine(place, journal, index))
-            for index in range(config.engine.replicas)
-        ]
+        async with asyncio.TaskGroup() as starts:  # a server takes its time, and most of that it waits
+            starting = [
+                starts.create_task(stack.enter_async_context(_kept_engine(place, journal, index)))
+                for index in range(config.engine.replicas)
+            ]
+        engines = [started.result() for started in starting]
         fleet = Fleet(engines, config.router)
         for engine in engines:
             engine.report_to(fleet)
@@ -310,6 +318,7 @@ async def _train(place: _Place, journal: Journal, console: Console, *, plain: bo
         reap()
         stack.callback(reap)  # engines end by a kill and tidy nothing up
         exporter = exporter_for(config.publish.transport, run_label=place.directory.name, directory=place.directory)
+        stack.callback(exporter.clear)
         trainer = await stack.enter_async_context(
             ProcessTrainer(
                 config.trainer, model=str(place.model), temperature=config.agent.temperature, exporter=exporter

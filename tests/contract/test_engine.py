@@ -19,6 +19,7 @@ from contract.engine_steps import CONFIG, Check, agrees, prompt, running, sampli
 from muster import clock
 from muster.engine.embedded import launch
 from muster.engine.emulated.replica import EmulatedReplica
+from muster.engine.pieces import Pieces, Streaming, pieces_of
 from muster.engine.port import InFlight, Replica
 from muster.errors import EngineError
 from muster.types import DeviceState, Session
@@ -32,6 +33,31 @@ def test_every_sampled_token_has_a_log_probability_and_a_version(check: Check) -
         assert len(completion.tokens_T) == len(completion.logprobs_T) == 12
         assert completion.versions_T.tolist() == [version] * 12
         agrees(rig, prompt(1), completion, version)
+
+    check(body)
+
+
+def test_a_reply_in_pieces_is_a_whole_reply(check: Check) -> None:
+    async def body(rig: Rig) -> None:
+        version = (await rig.replica.statistics()).version.number
+        pieces, came = Pieces(), asyncio.Event()
+
+        async def collect() -> None:
+            async for piece in pieces_of(rig.replica, prompt(30), sampling(400), session("pieces")):
+                pieces.add(piece)
+                came.set()
+
+        collecting = asyncio.create_task(collect())
+        await running(rig.replica, 1)
+        if isinstance(rig.replica, Streaming):
+            await rig.replica.pause(InFlight.HOLD)  # it cannot end before a piece came
+            await came.wait()
+            assert not pieces.complete
+            await rig.replica.resume()
+        await collecting
+        assert pieces.complete
+        assert (pieces.completion.finish, len(pieces.completion.tokens_T)) == ("length", 400)
+        agrees(rig, prompt(30), pieces.completion, version)
 
     check(body)
 

@@ -21,7 +21,10 @@ from muster import clock
 from muster.engine import vllm_server
 from muster.engine.port import CachePolicy, InFlight
 from muster.errors import EngineError
-from muster.types import Sampling, Version
+from muster.model.digest import digest
+from muster.publish.config import CheckpointConfig, DirectConfig, MemoryConfig, TransportConfig
+from muster.publish.transports import exporter_for
+from muster.types import Publication, Sampling, Version
 
 pytestmark = real_vllm.NEEDED
 
@@ -100,6 +103,40 @@ def test_a_file_that_is_broken_is_refused_and_the_next_one_is_taken(on_vllm: Che
     on_vllm(body)
 
 
+@pytest.mark.parametrize(
+    ("transport", "forms"),
+    [
+        (MemoryConfig(), ["whole", "whole"]),
+        (DirectConfig(form="delta"), ["whole", "delta"]),
+        (CheckpointConfig(form="delta"), ["whole", "delta"]),
+    ],
+    ids=["memory", "direct", "checkpoint"],
+)
+def test_weights_arrive_by_every_transport(
+    on_vllm: Check, tmp_path: Path, transport: TransportConfig, forms: list[str]
+) -> None:
+    async def body(rig: Rig) -> None:
+        exporter = exporter_for(transport, run_label=tmp_path.name, directory=tmp_path)
+        state = tiny.random_state(7, real_vllm.MODEL)
+        sent: list[Publication] = []
+        for _ in forms:
+            state["model.norm.weight"] = state["model.norm.weight"] + 0.5
+            publication = exporter.export(
+                {name: tensor.numpy() for name, tensor in state.items()},
+                number=rig.next_publication().version.number,
+                digest=digest(state),
+                dtype="float32",
+            )
+            sent.append(publication)
+            _, held = await publish(rig, InFlight.HOLD, publication=publication)
+            assert held.digest == digest(state)
+        assert [publication.form for publication in sent] == forms
+        exporter.clear()
+        await publish(rig, InFlight.HOLD)  # the other tests know the rig's own weights
+
+    on_vllm(body)
+
+
 def test_requests_that_wait_for_a_place_during_a_commit_never_see_the_old_prefix(on_vllm: Check) -> None:
     async def body(rig: Rig) -> None:
         await publish(rig, InFlight.HOLD)
@@ -128,8 +165,14 @@ def test_a_killed_server_fails_what_it_was_doing_and_says_how_it_ended(tmp_path:
 
     async def body() -> None:
         words: list[str] = []
+        ended = asyncio.Event()
+
+        def on_end(said: str) -> None:
+            words.append(said)
+            ended.set()
+
         model = real_vllm.write_model(tmp_path / "model")
-        async with vllm_server.launch(real_vllm.config("bfloat16"), model, "dying", on_end=words.append) as replica:
+        async with vllm_server.launch(real_vllm.config("bfloat16"), model, "dying", on_end=on_end) as replica:
             rig = EmbeddedRig(replica, tmp_path, real_vllm.MODEL, real_vllm.BLOCK_TOKENS)
             publication = tiny.publish(tmp_path, 1, 1, torch.bfloat16, real_vllm.MODEL)
             _, held = await publish(rig, InFlight.HOLD, publication=publication)
@@ -140,9 +183,10 @@ def test_a_killed_server_fails_what_it_was_doing_and_says_how_it_ended(tmp_path:
             async with clock.timeout(10):
                 with pytest.raises(EngineError):
                     await request
-                with pytest.raises(EngineError, match="dead"):
+                await ended.wait()
+                with pytest.raises(EngineError, match="dead: its process ended with -9"):
                     await replica.score(prompt(53), temperature=T)
-            assert words
+            assert len(words) == 1
 
     clock.run(body())
 

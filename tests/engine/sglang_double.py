@@ -169,8 +169,9 @@ class Double:
             return f"The input ({tokens} tokens) is longer than the model's context length ({context} tokens)."
         if tokens + (new := request.parameters["max_new_tokens"]) > context:
             return (
-                f"Requested token count exceeds the model's maximum context length of {context} tokens. You requested a "
-                f"total of {tokens + new} tokens: {tokens} tokens from the input messages and {new} for the completion."
+                f"Requested token count exceeds the model's maximum context length of {context} tokens. You requested "
+                f"a total of {tokens + new} tokens: {tokens} tokens from the input messages and {new} tokens for the "
+                "completion."
             )
         return None
 

@@ -149,12 +149,9 @@ class Scheduler:
     def _match(self, salt: str | None, tokens: list[int]) -> tuple[int, Cache]:
         best: tuple[int, Cache] = (0, empty(self.model))
         for other, known, cache in self._prefixes:
-            if other == salt:
-                length = next(
-                    (i for i, (a, b) in enumerate(zip(known, tokens)) if a != b), min(len(known), len(tokens))
-                )
-                if length > best[0]:
-                    best = length, [(k[:length], v[:length]) for k, v in cache]
+            length = _common(known, tokens) if other == salt else 0
+            if length > best[0]:
+                best = length, [(k[:length], v[:length]) for k, v in cache]
         return best
 
     def _decode(self, request: Request) -> tuple[int, float]:
@@ -230,6 +227,14 @@ class Scheduler:
                 continue
             spans.append({"version": version, "start": spans[-1]["end"] if spans else 0, "end": end})
         return spans
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """How many tokens they begin with alike."""
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return min(len(a), len(b))
 
 
 def empty(model: Llama) -> Cache:

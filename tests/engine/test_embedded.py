@@ -13,6 +13,10 @@ import tiny_llama as tiny
 from muster import clock
 from muster.engine.embedded import EmbeddedEngineConfig, launch
 from muster.errors import EngineError
+from muster.model import weights
+from muster.publish.config import CheckpointConfig
+from muster.publish.transports import exporter_for
+from muster.transport.files import SHARED_MEMORY
 
 CONFIG = EmbeddedEngineConfig(dtype="float32", max_streams=2, max_model_len=64, kv_capacity_tokens=512, threads=1)
 
@@ -63,3 +67,22 @@ def test_launching_needs_no_torch_in_this_process() -> None:
     script = "import sys, muster.engine.embedded; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_what_it_has_fetched_goes_with_it(tmp_path: Path) -> None:
+    model, state = tiny.write_model(tmp_path / "model"), tiny.random_state(1)
+    exporter = exporter_for(CheckpointConfig(location=str(tmp_path / "s")), run_label="tidy", directory=tmp_path)
+    arrays = {name: tensor.numpy() for name, tensor in state.items()}
+    publication = exporter.export(arrays, number=1, digest=weights.digest(state), dtype="float32")
+
+    def fetched() -> list[Path]:
+        return [path for path in SHARED_MEMORY.iterdir() if "tidying" in path.name]
+
+    async def main() -> None:
+        config = CONFIG.model_copy(update={"max_model_len": 128, "kv_capacity_tokens": 1024})
+        async with launch(config, model, "tidying") as replica:
+            await replica.stage(publication)
+            assert fetched()
+
+    clock.run(main())
+    assert not fetched()

@@ -32,10 +32,10 @@ PROMPT = np.arange(3, 103, dtype=np.int32)
 class Power:
     """Starts emulated servers, and ends them."""
 
-    def __init__(self, *, fails_at: tuple[int, ...] = ()) -> None:
+    def __init__(self, *, fails_at: tuple[int, ...] = (), tidy_s: float = 0.0) -> None:
         self.starts: list[float] = []
         self.running: EmulatedReplica | None = None
-        self._fails_at = fails_at
+        self._fails_at, self._tidy_s = fails_at, tidy_s
         self._on_end: OnEnd = lambda words: None
 
     @asynccontextmanager
@@ -49,6 +49,7 @@ class Power:
             yield self.running
         finally:
             self.running = None
+            await clock.sleep(self._tidy_s)
 
     def cut(self, words: str = "its process ended with -9") -> None:
         assert self.running is not None
@@ -119,6 +120,19 @@ def test_while_there_is_no_server_every_call_says_why_at_once() -> None:
             with pytest.raises(EngineError, match="r0 is being started again: power cut"):
                 await replica.statistics()
             assert clock.now() == asked
+
+    run(body())
+
+
+def test_the_fleet_hears_of_an_end_before_its_remains_are_tidied_up() -> None:
+    async def body() -> None:
+        power = Power(tidy_s=30.0)
+        async with keep(power.start, "r0", KeeperConfig()) as replica:
+            fleet = in_fleet(replica)
+            await fleet.statistics()
+            power.cut()
+            await clock.sleep(1.0)
+            assert state(fleet) is ReplicaState.RESTARTING
 
     run(body())
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.engine.kv_store import KVStore
-from muster.engine.prefix_cache import PROMOTE_TOKENS, Placement, PrefixCache, Slot
+from muster.engine.prefix_cache import PROMOTE_TOKENS, Placement, PrefixCache, Slot, distinct_tokens
 from muster.model.config import LlamaConfig
 from muster.types import Ints
 
@@ -67,7 +67,7 @@ def keys(tokens: Ints, version: int) -> np.ndarray:
     return np.array(out, dtype=np.float32)
 
 
-def ints(*parts: Sequence[int]) -> Ints:
+def ints(*parts: Sequence[int] | Ints) -> Ints:
     return np.concatenate([np.asarray(p, dtype=np.int32) for p in parts])
 
 
@@ -193,3 +193,9 @@ def test_whatever_happens_the_rows_read_are_those_computed_from_the_same_tokens(
         for prefix in s.cache.prefixes:
             assert prefix.users == sum(slot.prefix is prefix for slot in s.cache.slots)
         assert sum(len(p) for p in s.cache.prefixes) <= 350
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=8))
+def test_distinct_tokens_are_the_nodes_of_the_tree_of_all_beginnings(sequences: list[list[int]]) -> None:
+    beginnings = {tuple(sequence[:end]) for sequence in sequences for end in range(1, len(sequence) + 1)}
+    assert distinct_tokens(ints(sequence) for sequence in sequences) == len(beginnings)

@@ -128,7 +128,7 @@ def test_who_waits_for_its_end_is_told_only_when_it_ends_by_itself() -> None:
 
 
 def test_it_ends_when_its_owner_is_killed() -> None:
-    owner = f"""
+    owner = """
 import asyncio, os, sys
 from muster.engine.process import spawn
 async def main():

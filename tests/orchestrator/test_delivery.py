@@ -172,6 +172,25 @@ def test_an_export_that_fails_leaves_the_version_before_serving() -> None:
     assert on(play, trainer=Full).served == [None, 1, None, 1]
 
 
+def test_an_export_is_tried_again_for_storage_may_have_room_by_then() -> None:
+    class FullForAWhile(FakeTrainer):
+        left = 2
+
+        async def export(self, number: int) -> Publication:
+            self.left -= 1
+            if self.left >= 0:
+                raise PublicationError("no space left on device")
+            return await super().export(number)
+
+    async def play(ground: Ground) -> None:
+        (record,) = await ground.delivery.deliver(1, trained_at=clock.now())
+        assert ground.replica.version.number == 1
+        assert record.export_s < 5.0  # of the try that made it
+
+    ground = on(play, trainer=FullForAWhile)
+    assert [e.kind for e in ground.journal.rows(EventRow)] == ["export_failed", "export_failed"]
+
+
 def test_one_that_fails_every_time_is_an_error_and_still_retired() -> None:
     async def play(ground: Ground) -> None:
         ground.replica.hang("stage")

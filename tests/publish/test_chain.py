@@ -43,6 +43,17 @@ class FullPlace(FolderPlace):
         return super().write(name, payload)
 
 
+class StubbornPlace(FolderPlace):
+    """A folder that removes nothing while it is `stuck`."""
+
+    stuck = True
+
+    def remove(self, name: str) -> None:
+        if self.stuck:
+            raise PermissionError(name)
+        super().remove(name)
+
+
 @pytest.mark.parametrize(("every", "expected"), [(1, "wwwwww"), (2, "wdwdwd"), (4, "wdddwd"), (99, "wddddd")])
 def test_one_of_so_many_versions_is_an_anchor(tmp_path, every, expected):
     assert forms(in_folder(tmp_path, anchor_every=every), history(6)) == expected
@@ -143,6 +154,17 @@ def test_after_a_full_disk_the_next_version_builds_on_the_last_that_was_written(
     following = export(exporter, versions[3], 3)
     assert following.form == "delta" and following.base == kept.version
     assert same(Receiver(label="e", directory=tmp_path / "e").receive(following).path, versions[3])
+
+
+def test_what_cannot_be_removed_fails_no_publication_and_is_cleared_later(tmp_path):
+    place = StubbornPlace(tmp_path)
+    exporter = ChainExporter(place, transport="checkpoint", label="r", keep=1)
+    assert forms(exporter, history(3)) == "www" and len(names(tmp_path)) == 3
+    exporter.clear()
+    assert len(names(tmp_path)) == 3
+    place.stuck = False
+    exporter.clear()
+    assert names(tmp_path) == []
 
 
 def test_the_trainer_may_write_into_its_arrays_after_the_export(tmp_path):

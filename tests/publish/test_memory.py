@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from muster.errors import PublicationError
-from muster.publish.memory import MemoryExporter, reap, retire
+from muster.publish.memory import MemoryExporter
+from muster.publish.transports import retire
 from muster.transport import files as transport_files
+from muster.transport.files import reap
 
 ARRAYS = {"b": np.arange(6, dtype=np.uint16).reshape(2, 3), "a": np.array([16256], dtype=np.uint16)}
 

@@ -74,7 +74,7 @@ def test_a_full_storage_keeps_nothing_half_written_and_the_version_before_is_who
     exporter = ChainExporter(RemotePlace(small), transport="checkpoint", label="r", form="whole")
     first, second, third = history(3)
     kept = export(exporter, first, 1)
-    with pytest.raises(PublicationError, match="version 2: .*full"):
+    with pytest.raises(PublicationError, match=r"version 2: .*full"):
         export(exporter, second, 2)
     assert len(RemotePlace(small).names("muster-")) == 1
     assert same(Receiver(label="e", directory=tmp_path).receive(kept).path, first)
@@ -82,6 +82,19 @@ def test_a_full_storage_keeps_nothing_half_written_and_the_version_before_is_who
     RemotePlace(small).remove(kept.location.rpartition("/")[2])
     export(delta, second, 2)
     assert same(Receiver(label="f", directory=tmp_path).receive(export(delta, third, 3)).path, third)
+
+
+def test_after_a_version_could_not_be_replaced_the_next_one_begins_a_chain(small, tmp_path):
+    exporter = ChainExporter(RemotePlace(small), transport="checkpoint", label="r", form="delta")
+    first, second, third = history(3)
+    export(exporter, first, 1)
+    export(exporter, second, 2)
+    with pytest.raises(PublicationError, match="full"):
+        export(exporter, second, 2)  # whole, for an engine that could not use the delta
+    RemotePlace(small).remove(RemotePlace(small).names("muster-")[0])
+    publication = export(exporter, third, 3)
+    assert publication.form == "whole"
+    assert same(Receiver(label="e", directory=tmp_path).receive(publication).path, third)
 
 
 def test_storage_that_fails_while_it_is_read_is_an_error_and_nothing_stays_here(small, tmp_path, monkeypatch):

@@ -147,6 +147,32 @@ def test_when_one_replica_cannot_stage_none_commits() -> None:
     assert clock.run_virtual(main()) == [0, 0]
 
 
+def test_a_retry_for_a_replica_that_failed_pauses_no_other() -> None:
+    async def main() -> tuple[list[PublicationRecord], list[PublicationRecord], list[str]]:
+        fine, late = EmulatedReplica("fine"), EmulatedReplica("late")
+        new, tolerant = publication(1), PublisherConfig(attempts=1)
+        reference = Canary(tokens=TOKENS, temperature=1.0, logprobs_T=replies.logprobs_of(TOKENS, new.version, 1.0))
+        publisher = Publisher([fine, late], tolerant)
+        late.lose_acknowledgement("commit")
+        with pytest.raises(PublicationError, match="late"):
+            await publisher.publish(new, reference, trained_at=clock.now(), export_s=0.0)
+        await fine.statistics()
+        await clock.sleep(10.0)
+        records = await publisher.publish(new, reference, trained_at=0.0, export_s=0.0)
+        states = [str(i.state) for i in (await fine.statistics()).intervals]
+        late.crash()
+        late.restart()
+        again = await publisher.publish(new, reference, trained_at=0.0, export_s=0.0)
+        return records, again, states
+
+    records, again, states = clock.run_virtual(main())
+    assert [r.replica for r in records] == ["fine", "late"]
+    assert states == ["idle"]
+    assert records[0].latency_s < 10.0 < records[1].latency_s, "the record is of when it was delivered"
+    assert again[0] == records[0]
+    assert again[1].latency_s > records[1].latency_s, "what restarted is published to"
+
+
 def test_publishing_the_same_version_again_changes_nothing() -> None:
     async def main() -> Version:
         one = replica()

@@ -3,12 +3,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from muster import clock
 from muster.errors import PublicationError
@@ -133,6 +136,37 @@ def test_a_changed_byte_anywhere_is_an_error_or_harms_nothing_and_the_version_be
     assert same(engine.receive(second).path, new)
 
 
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), link=st.sampled_from([0, 1]))
+def test_whatever_the_bytes_are_a_fresh_receiver_says_so_or_has_the_version(tmp_path_factory, data, link):
+    folder = tmp_path_factory.mktemp("any")
+    exporter, versions = in_folder(folder / "there"), history(2)
+    publications = [export(exporter, arrays, number) for number, arrays in enumerate(versions)]
+    path = Path(publications[link].location)
+    content = bytearray(path.read_bytes())
+    header = 8 + int.from_bytes(content[:8], "little")
+    where = st.one_of(st.integers(0, header + 20), st.integers(0, len(content) - 1))
+    for position, value in data.draw(st.lists(st.tuples(where, st.integers(0, 255)), min_size=1, max_size=4)):
+        content[position] = value
+    path.write_bytes(content)
+    engine = receiver(folder)
+    try:
+        assert same(engine.receive(publications[1]).path, versions[1])
+    except PublicationError:
+        assert left(folder) == []
+    engine.close()
+
+
+def test_what_is_held_and_was_changed_by_others_is_not_built_on_again(exporter_of, tmp_path):
+    exporter, engine, versions = exporter_of(), receiver(tmp_path), history(2)
+    held = engine.receive(export(exporter, versions[0], 0)).path
+    held.write_bytes(held.read_bytes()[:-1] + b"?")
+    publication = export(exporter, versions[1], 1)
+    with pytest.raises(PublicationError, match="digest"):
+        engine.receive(publication)
+    assert same(engine.receive(publication).path, versions[1])
+
+
 @pytest.mark.parametrize("form", ["whole", "delta"])
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
 def test_a_file_cut_short_is_an_error(tmp_path, form, share):
@@ -142,8 +176,9 @@ def test_a_file_cut_short_is_an_error(tmp_path, form, share):
     publication = export(exporter, new, 2)
     content = Path(publication.location).read_bytes()
     Path(publication.location).write_bytes(content[: int(share * len(content))])
-    with pytest.raises(PublicationError, match="cut short or corrupt"):
+    with pytest.raises(PublicationError, match="cut short or corrupt") as caught:
         engine.receive(publication)
+    assert publication.location in str(caught.value)  # not the copy, which is gone
 
 
 def test_a_corrupt_link_of_the_chain_is_found_and_an_export_again_mends_it(tmp_path):
@@ -356,3 +391,8 @@ def test_the_names_of_its_files_say_whose_they_are(tmp_path):
     publication = export(in_folder(tmp_path / "there"), stepped(weights(), 1), 7)
     name = receiver(tmp_path).receive(publication).path.name
     assert name == file_name("e0.fetched", os.getpid(), 7)
+
+
+def test_neither_end_imports_torch():
+    code = "import sys, muster.transport.receive, muster.publish.transports; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

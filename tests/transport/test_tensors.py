@@ -71,6 +71,11 @@ def test_a_file_cut_anywhere_is_an_error_that_names_it(tmp_path, size):
         {"w": {"dtype": "BF16", "shape": "x", "data_offsets": [0, 4]}},
         {"w": {"dtype": "BF16", "shape": [2]}},
         {"__metadata__": 3},
+        {"w": {"dtype": "U8", "shape": [2], "data_offsets": [2, 4]}},
+        {
+            "w": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
+            "v": {"dtype": "U8", "shape": [2], "data_offsets": [2, 4]},
+        },
     ],
 )
 def test_a_header_that_makes_no_sense_is_an_error_that_names_the_file(tmp_path, entries):

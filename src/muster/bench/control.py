@@ -26,6 +26,7 @@ from muster import clock
 from muster.bench.control_world import ControlWorld
 from muster.bench.cpu_parts import CpuParts
 from muster.bench.result import BenchResult, Target
+from muster.orchestrator.garbage import seldom_collected
 
 LIVE = (100, 1_000, 10_000)
 MEASURED_TURNS = 8_000
@@ -114,7 +115,11 @@ def cost(live: int, seed: int) -> Cost:
     turns = most_live = 0
     cpu_s = 0.0
     before = _peak_bytes()
-    with CpuParts(PARTS, rest="event loop") as cpu, TemporaryDirectory(prefix="muster-control-") as directory:
+    with (
+        seldom_collected(),  # as in a run
+        CpuParts(PARTS, rest="event loop") as cpu,
+        TemporaryDirectory(prefix="muster-control-") as directory,
+    ):
         while turns < MEASURED_TURNS:
             place = Path(directory) / f"{turns}"
             place.mkdir()

@@ -1,6 +1,6 @@
-"""`muster bench publish`: what new weights cost on their way to an engine: three transports, whole and delta, in one run.
+"""`muster bench publish`: what new weights cost on their way to an engine: three transports, whole, delta, adapter.
 
-    engine ─ sampled once ─► batches ─► for each arm: its trainer steps, publishes to its engine under load, and is timed
+    engine ─ sampled once ─► batches ─► for each arm: its trainer steps, and publishes to its engine under load
 
 Law: every arm publishes the same weights, which is checked: their digests are equal, round by round. An adapter is
 another training, and publishes its own. Latency counts from the end of a step to the moment in which the engine serves
@@ -32,7 +32,7 @@ from muster.errors import UserError
 from muster.model.config import LlamaConfig
 from muster.model.weights import parameter_shapes, resolve
 from muster.publish.config import CheckpointConfig, DirectConfig, MemoryConfig, TransportConfig
-from muster.publish.transports import exporter_for, reap
+from muster.publish.transports import exporter_for
 from muster.trainer.adapter import AdapterConfig
 from muster.trainer.config import TrainerConfig
 from muster.types import Ints
@@ -147,18 +147,20 @@ async def _all(
     say: Callable[[str], object], stage: Stage, prompts: Sequence[Ints], only: Sequence[str]
 ) -> list[Published]:
     found: list[Published] = []
+    dtype = stage.engine.dtype
+    assert dtype != "float16", "trainers export bfloat16 or float32"
     with TemporaryDirectory(prefix="muster-publish-") as directory:
-        played = [arm(name, Path(directory), stage.engine.dtype) for name in only]
+        played = [arm(name, Path(directory), dtype) for name in only]
         count = max(rounds(one, stage.repeats) for one in played)
         async with launch(stage.engine, stage.model, "engine0") as replica:
             batches = await sample_batches(replica, prompts, count=count, temperature=stage.temperature)
-        try:
-            for one in played:
-                own = await play(one, stage, batches)
-                say(f"{one.name}: {median(p.record.latency_s for p in own):.2f} s until it serves")
-                found += own
-        finally:
-            reap()
+        for one in played:
+            own = await play(one, stage, batches)
+            for p in own:
+                r = p.record
+                parts = f"export {r.export_s:.2f}, stage {r.stage_s:.2f}, pause {r.pause_s:.3f}"
+                say(f"{p.arm} {p.number}: {r.size_bytes / 1e6:.1f} MB, {r.latency_s:.2f} s until it serves ({parts})")
+            found += own
     return found
 
 
@@ -173,7 +175,7 @@ def row(name: str, cap: float, own: Sequence[Published], whole_bytes: int) -> di
 
     return {
         "arm": name,
-        "cap MB/s": f"{cap / 1e6:.0f}" if cap else "-",
+        "cap MB/s": f"{cap / 1e6:.4g}" if cap else "-",
         "MB": of(lambda p: p.record.size_bytes / 1e6),
         "of whole": of(lambda p: p.record.size_bytes / whole_bytes),
         "export": of(lambda p: p.record.export_s),

@@ -19,8 +19,8 @@ from muster.engine.config import EngineConfig
 from muster.engine.launching import launch
 from muster.engine.port import Replica
 from muster.publish.publisher import Canary, Publisher, PublisherConfig
+from muster.publish.transports import Exporter
 from muster.trainer.config import TrainerConfig
-from muster.trainer.port import Exporter
 from muster.trainer.process import ProcessTrainer
 from muster.types import Batch, Ints, PublicationRecord
 
@@ -90,14 +90,17 @@ async def play(arm: Arm, stage: Stage, batches: Sequence[Batch]) -> list[Publish
     """Publish after each batch. Raises `PublicationError` when one does not arrive as it left."""
     trainer = ProcessTrainer(arm.trainer, model=str(stage.model), temperature=stage.temperature, exporter=arm.exporter)
     measured: list[Published] = []
-    async with trainer, launch(stage.engine, stage.model, "engine0") as replica:
-        act = _Act(arm=arm, stage=stage, trainer=trainer, replica=replica)
-        for number, batch in enumerate(batches[: rounds(arm, stage.repeats)], 1):
-            await trainer.step(batch)
-            if number == 1:
-                await act.publish(number, cap=0)
-            else:
-                measured.append(await act.measured(number, cap=stage.cap if number > 1 + stage.repeats else 0))
+    try:
+        async with trainer, launch(stage.engine, stage.model, "engine0") as replica:
+            act = _Act(arm=arm, stage=stage, trainer=trainer, replica=replica)
+            for number, batch in enumerate(batches[: rounds(arm, stage.repeats)], 1):
+                await trainer.step(batch)
+                if number == 1:
+                    await act.publish(number, cap=0)
+                else:
+                    measured.append(await act.measured(number, cap=stage.cap if number > 1 + stage.repeats else 0))
+    finally:
+        arm.exporter.clear()
     return measured
 
 

@@ -34,8 +34,8 @@ from muster.types import Ints, Sampling, Session
 REPLICAS, GROUPS, GROUP_SIZE = 2, 4, 4
 MAX_MODEL_LEN = 1024
 PROMPT_TOKENS, REPLY_TOKENS, OBSERVATION_TOKENS = 160, 16, 48
-VLLM_BLOCK_TOKENS = 128
-"""Of the CPU build's prefix cache, unless the configuration says otherwise."""
+VLLM_BLOCK_TOKENS = 32
+"""Of its prefix cache here: with the CPU build's 128, a turn of 64 tokens would often add no block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class Planned:
     """One session: seconds of the command after each reply but the last."""
 
     group: int
@@ -70,7 +70,9 @@ def engine_of(kind: str) -> EngineConfig:
     """Settings of the servers, with memory for every context on each. kind: embedded or vllm."""
     sessions = GROUPS * GROUP_SIZE
     if kind == "vllm":
-        return VllmConfig(replicas=REPLICAS, max_model_len=MAX_MODEL_LEN, max_streams=sessions)
+        return VllmConfig(
+            replicas=REPLICAS, max_model_len=MAX_MODEL_LEN, max_streams=sessions, block_tokens=VLLM_BLOCK_TOKENS
+        )
     if kind != "embedded":
         raise UserError(f"--engine {kind}: it is embedded or vllm")
     return EmbeddedEngineConfig(
@@ -109,38 +111,39 @@ async def _all(
     found: dict[Policy, list[Played]] = {policy: [] for policy in POLICIES}
     async with AsyncExitStack() as stack:
         replicas = [
-            await stack.enter_async_context(launch(engine, folder, f"engine{i}")) for i in range(engine.replicas)
+            await stack.enter_async_context(launch(engine, folder, f"engine{i}", index=i))
+            for i in range(engine.replicas)
         ]
         for seed in range(repetitions):
             for number, policy in enumerate(POLICIES):
                 tokens = np.random.default_rng((seed, number))
-                place = _Place(replicas=replicas, vocabulary=vocabulary, block=_block(engine), rng=tokens)
+                place = Place(replicas=replicas, vocabulary=vocabulary, block=_block(engine), rng=tokens)
                 found[policy].append(await place.play(policy, plan(seed)))
                 say(f"{policy}: hit rate {found[policy][-1].hit_rate:.3f} of at best {found[policy][-1].best:.3f}")
     return found
 
 
-def plan(seed: int) -> list[_Plan]:
+def plan(seed: int) -> list[Planned]:
     """Groups of 8 to 12 turns, siblings about as long as each other; commands of 0.1 s, some much longer."""
     rng = np.random.default_rng(seed)
-    plans: list[_Plan] = []
+    plans: list[Planned] = []
     for group in range(GROUPS):
         turns = int(rng.integers(9, 12))
         for _ in range(GROUP_SIZE):
             own = turns + int(rng.integers(-1, 2))
             tools_s = np.minimum(1.0, rng.lognormal(np.log(0.1), 1.0, own - 1))
-            plans.append(_Plan(group=group, tools_s=tuple(tools_s.tolist())))
+            plans.append(Planned(group=group, tools_s=tuple(tools_s.tolist())))
     return plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class Place:
     replicas: Sequence[Replica]
     vocabulary: int
     block: int
     rng: np.random.Generator
 
-    async def play(self, policy: Policy, plans: Sequence[_Plan]) -> Played:
+    async def play(self, policy: Policy, plans: Sequence[Planned]) -> Played:
         fleet = Fleet(self.replicas, RouterConfig(policy=policy))
         prompts = [self._tokens(PROMPT_TOKENS) for _ in range(GROUPS)]
         shown = [[self._tokens(OBSERVATION_TOKENS) for _ in p.tools_s] for p in plans]
@@ -160,7 +163,9 @@ class _Place:
         return self.rng.integers(3, self.vocabulary, count).astype(np.int32)
 
 
-async def _session(fleet: Fleet, name: str, plan: _Plan, prompt: Ints, shown: Sequence[Ints]) -> list[tuple[int, int]]:
+async def _session(
+    fleet: Fleet, name: str, plan: Planned, prompt: Ints, shown: Sequence[Ints]
+) -> list[tuple[int, int]]:
     """Play it; returns the length of each prompt and of its reply."""
     session = Session(id=name, group=f"{name.partition('/')[0]}/g{plan.group}")
     tokens, lengths = prompt, list[tuple[int, int]]()
@@ -177,7 +182,7 @@ async def _session(fleet: Fleet, name: str, plan: _Plan, prompt: Ints, shown: Se
     return lengths
 
 
-def needed_tokens(lengths: Sequence[Sequence[tuple[int, int]]], plans: Sequence[_Plan], *, block: int) -> int:
+def needed_tokens(lengths: Sequence[Sequence[tuple[int, int]]], plans: Sequence[Planned], *, block: int) -> int:
     """Prompt tokens that perfect reuse computes, over all sessions. lengths: of prompts and replies, as played.
 
     Example: one session of prompts 10 and 20 with replies of 4, cached token by token: 10 + (20 - 13) = 17.
@@ -208,7 +213,10 @@ def _played(
 
 def _block(engine: EngineConfig) -> int:
     """Granularity of the prefix cache."""
-    return engine.block_tokens or VLLM_BLOCK_TOKENS if isinstance(engine, VllmConfig) else 1
+    if not isinstance(engine, VllmConfig):
+        return 1
+    assert engine.block_tokens is not None, "as `engine_of` says"
+    return engine.block_tokens
 
 
 def _row(policy: Policy, own: Sequence[Played]) -> dict[str, Value]:

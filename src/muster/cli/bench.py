@@ -89,17 +89,47 @@ def bench_selection(
     conclude(result, json_file, check=check)
 
 
-@bench_app.command("routing", epilog="Example:  muster bench routing --repetitions 3 --check")
+@bench_app.command(
+    "routing",
+    epilog="Examples:  muster bench routing --repetitions 3 --check  ·  muster bench routing --real --engine vllm",
+)
 def bench_routing(
     repetitions: Annotated[int, typer.Option(min=1, help="Seeds, of which the median is shown.")] = 1,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one on each core.")] = 0,
+    real: Annotated[bool, typer.Option("--real", help="Two real servers on this machine, in wall time.")] = False,
+    engine: Annotated[str, typer.Option(help="With --real: embedded or vllm.")] = "embedded",
+    model: Annotated[str, typer.Option(help="With --real: as in the configuration.")] = "starter",
     json_file: JsonOption = None,
     check: CheckOption = False,
 ) -> None:
     """Where turns go: hit rate and time to a batch of four routing policies, on the same work."""
     from muster.bench.routing import run_routing_bench
+    from muster.bench.routing_real import engine_of, run_real_routing_bench
 
-    result = run_routing_bench(repetitions=repetitions, jobs=jobs, say=out.print)
+    if real:
+        result = run_real_routing_bench(out.print, model=model, engine=engine_of(engine), repetitions=repetitions)
+    else:
+        result = run_routing_bench(repetitions=repetitions, jobs=jobs, say=out.print)
+    out.print(result.table(), soft_wrap=True)
+    conclude(result, json_file, check=check)
+
+
+@bench_app.command(
+    "publish",
+    epilog="Examples:  muster bench publish --check  ·  muster bench publish --arm direct-delta --repeats 5",
+)
+def bench_publish(
+    model: Annotated[str, typer.Option(help="As in the configuration.")] = "starter",
+    engine: Annotated[str, typer.Option(help="What is published to: embedded or vllm.")] = "embedded",
+    arm: Annotated[list[str] | None, typer.Option(help="Such as checkpoint-delta; default: all. Repeatable.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Publications of each arm; the median counts.")] = 3,
+    json_file: JsonOption = None,
+    check: CheckOption = False,
+) -> None:
+    """New weights by three transports, whole, delta and adapter: latency, pause, bytes, and what decoding loses."""
+    from muster.bench.publish import ARMS, engine_of, run_publish_bench
+
+    result = run_publish_bench(out.print, model=model, engine=engine_of(engine), repeats=repeats, only=arm or ARMS)
     out.print(result.table(), soft_wrap=True)
     conclude(result, json_file, check=check)
 

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from muster.engine.sglang_config import SglangConfig
+
 
 class EmbeddedEngineConfig(BaseModel):
     """A small engine in a process of its own, on the CPU."""
@@ -79,6 +81,9 @@ class VllmConfig(BaseModel):
     block_tokens: int | None = Field(default=None, ge=1, description="granularity of the prefix cache; none: vllm's")
     eager: bool = Field(default=True, description="no compilation: starts sooner, decodes slower")
     threads: int = Field(default=0, ge=0, description="CPU: threads of a replica; 0: one per available core")
+    session_header: str = Field(
+        default="X-Session-ID", min_length=1, description="by which a router before the servers keeps a session"
+    )
     extra_args: tuple[str, ...] = Field(default=(), description="further arguments of vllm's server")
     start_timeout_s: float = Field(default=600.0, gt=0, description="until a server answers")
     request_timeout_s: float = Field(default=600.0, gt=0, description="deadline of one generate call")
@@ -105,7 +110,9 @@ def _from_word(value: Any) -> Any:
 
 
 EngineConfig = Annotated[
-    Annotated[EmbeddedEngineConfig, Tag("embedded")] | Annotated[VllmConfig, Tag("vllm")],
+    Annotated[EmbeddedEngineConfig, Tag("embedded")]
+    | Annotated[VllmConfig, Tag("vllm")]
+    | Annotated[SglangConfig, Tag("sglang")],
     Discriminator(_kind_of),
     BeforeValidator(_from_word),
 ]

@@ -20,6 +20,7 @@ from muster.engine.vllm import HttpReplica
 
 __all__ = ["EmbeddedEngineConfig", "launch"]
 
+_GRACE_S = 5.0  # to remove what it has fetched
 _TOKEN_VARIABLE = "MUSTER_ENGINE_TOKEN"
 _ENVIRONMENT = {
     # keep freed tensors in the process: returned pages would be faulted in again at every step
@@ -48,7 +49,7 @@ async def launch(
     token = secrets.token_hex(16)
     environment = {**_ENVIRONMENT, **os.environ, _TOKEN_VARIABLE: token}
     command = _command(config, model_dir, name, version)
-    async with spawn(command, name=name, env=environment) as server:
+    async with spawn(command, name=name, env=environment, grace_s=_GRACE_S) as server:
         url = str(json.loads(await server.first_line(config.start_timeout_s))["url"])
         async with HttpReplica(
             name,

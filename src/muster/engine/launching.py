@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from muster.engine import embedded, vllm_server
+from muster.engine import embedded, sglang_server, vllm_server
 from muster.engine.config import EmbeddedEngineConfig, EngineConfig
 from muster.engine.port import Replica
+from muster.engine.sglang_config import SglangConfig
 
 
 @asynccontextmanager
@@ -35,6 +36,8 @@ async def launch(
     """
     if isinstance(config, EmbeddedEngineConfig):
         launched = embedded.launch(config, model_dir, name, version=version, on_end=on_end)
+    elif isinstance(config, SglangConfig):
+        launched = sglang_server.launch(config, model_dir, name, index=index, version=version, on_end=on_end)
     else:
         launched = vllm_server.launch(config, model_dir, name, index=index, version=version, on_end=on_end)
     async with launched as replica:

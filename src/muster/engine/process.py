@@ -1,11 +1,12 @@
 """A server in a process of its own: started, listened to, and ended with us whatever happens.
 
     spawn ─► sh: a guard in the background, then exec ─► the server
-                   │ our end of its standard input closes: we end, or are killed
-                   └► kills the whole process group
+                   │ our end of its standard input closes, because we were killed
+                   └► SIGTERM for the whole process group, and soon SIGKILL
 
 Law: the process, and every child that stays in its group, ends with the `async with`, or with this process if that is
-killed. What it writes is read all the time, so it never blocks on a full pipe; the last lines are its last words.
+killed; either way it has a moment to tidy up. What it writes is read all the time, so it never blocks on a full pipe;
+the last lines are its last words.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _T = TypeVar("_T")
 
 _LAST_LINES = 20
 _LAST_WORDS_S = 2.0
-_GUARD = 'exec 3<&0; { while read -r _; do :; done; kill -KILL 0; } <&3 3<&- >/dev/null 2>&1 & exec "$@" 3<&-'
+_GUARD = """exec 3<&0
+{ trap '' TERM; while read -r _; do :; done; kill -TERM 0; sleep 5; kill -KILL 0; } <&3 3<&- >/dev/null 2>&1 &
+exec "$@" 3<&-"""
 """Ends the group at the end of standard input: a server that is not ours does not look there by itself. The detour
 over 3, because a shell gives what it starts in the background /dev/null for standard input."""
 

@@ -2,7 +2,7 @@
 
 Law: it lives no longer than whoever started it. When ready it prints one line of JSON (url, pid, version,
 digest); when its standard input ends, it ends. The bearer token comes in `MUSTER_ENGINE_TOKEN`, never in the
-arguments, which everyone can read; without one it serves loopback only.
+arguments, which everyone can read; without one it serves loopback only. SIGTERM is a wish to end as well.
 
     arguments ─► config ─► weights ─► BatchingEngine ─► EngineThread ─► application ─► ready
                                                              │ failed            stdin EOF
@@ -16,6 +16,7 @@ import asyncio
 import ipaddress
 import json
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -85,8 +86,7 @@ async def _serve(options: argparse.Namespace, config: EmbeddedEngineConfig, toke
     host, port = runner.addresses[0][:2]
     ready = {"url": f"http://{host}:{port}", "pid": os.getpid(), "version": options.version_number}
     print(json.dumps({**ready, "digest": weights.digest}), flush=True)  # noqa: T201
-    parent_left = _end_of_stdin()
-    await _first(parent_left, engine.failed)
+    await _first(_asked_to_end(), engine.failed)
     if engine.failed.done():
         traceback.print_exception(engine.failed.result())
         return 1
@@ -104,15 +104,21 @@ async def _first(a: asyncio.Future[None], b: asyncio.Future[BaseException]) -> N
     await either.wait()
 
 
-def _end_of_stdin() -> asyncio.Future[None]:
+def _asked_to_end() -> asyncio.Future[None]:
+    """By the end of standard input, or SIGTERM."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 
-    def read() -> None:
-        while sys.stdin.buffer.read(4096):
-            pass
-        loop.call_soon_threadsafe(lambda: ended.done() or ended.set_result(None))
+    def end() -> None:
+        if not ended.done():
+            ended.set_result(None)
 
+    def read() -> None:
+        while os.read(sys.stdin.fileno(), 4096):  # a buffered reader's lock would be held at the interpreter's end
+            pass
+        loop.call_soon_threadsafe(end)
+
+    loop.add_signal_handler(signal.SIGTERM, end)
     threading.Thread(target=read, name="stdin", daemon=True).start()
     return ended
 

@@ -21,8 +21,6 @@ publisher's canary. `commit` therefore returns the digest of that file.
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -36,11 +34,14 @@ from muster import clock
 from muster.engine import sglang_wire as wire
 from muster.engine.endpoint import Endpoint
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores, Staged
+from muster.engine.sglang_proofs import Proofs
+from muster.engine.sglang_staging import Staging
 from muster.engine.sglang_traffic import Traffic
 from muster.errors import EngineError
 from muster.transport.receive import Receiver
 from muster.types import Completion, Ints, Publication, Sampling, Session, Version
 
+_ABORT_S = 5.0
 _ABORT_AGAIN_S = 0.5
 _PROBED = range(32)
 _OVERLAP = (
@@ -81,18 +82,12 @@ class SglangReplica:
         self.name = name
         self._server = Endpoint(name, url, token, timeout_s=control_timeout_s)
         self._request_timeout_s = request_timeout_s
-        self._version, self._receiver = version, receiver
+        self._version = version
         self._overlap, self._session_header, self._ask_checksums = overlap, session_header, checksums
-        self._staging = Path(tempfile.mkdtemp(prefix="muster-sglang-", dir=staging))
-        self._staged: dict[Version, Path] = {}
-        self._checksums: dict[str, str] = {}  # by digest
-        self._traffic = Traffic()
+        self._staging, self._proofs, self._traffic = Staging(receiver, staging), Proofs(), Traffic()
         self._control = asyncio.Lock()  # of pause, commit, resume, and a score in between
         self._pause: Pause | None = None
         self._in_flight = InFlight.HOLD
-        self._unproven: int | None = None  # committed, not resumed
-        self._withdrawn: set[int] = set()  # committed, and replaced before it was resumed
-        self._unknown: str | None = None  # why nobody knows what weights it holds
         self._salts = f"{uuid.uuid4().hex}-"  # not those of an earlier run on the same server
         self._salt = 0
 
@@ -114,8 +109,7 @@ class SglangReplica:
     async def _close(self) -> None:
         await self._traffic.close()
         await self._server.close()
-        self._receiver.close()
-        shutil.rmtree(self._staging, ignore_errors=True)
+        self._staging.close()
 
     def pronounce_dead(self, reason: str) -> None:
         """Whoever runs the server saw it end: calls fail from now on, and say `reason`."""
@@ -126,6 +120,7 @@ class SglangReplica:
         info = await self._server.call("GET", "/server_info")
         if not self._overlap and not info.get("disable_overlap_schedule"):
             raise EngineError(f"{self.name}: engine.overlap is false: start it with --disable-overlap-schedule")
+        await self._server.call("POST", "/continue_generation", {})  # whoever used it before may have ended in a pause
         label = await self._label()
         if label == wire.UNLABELLED:
             body = {"new_version": wire.label_of(self._version), "abort_all_requests": False}
@@ -133,7 +128,7 @@ class SglangReplica:
         else:
             self._version = self._server.parsed(lambda: wire.known(label))
         await self._check_temperature()
-        await self._record_checksum(self._version)
+        await self._compare_checksum(self._version)
 
     async def _check_temperature(self) -> None:
         """Log-probabilities must be after temperature: at half of it, differences between them are doubled."""
@@ -157,9 +152,8 @@ class SglangReplica:
 
     async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
         """What was sampled with weights that are not proven yet is handed out after `resume`, or never."""
-        if not len(tokens):
-            raise EngineError(f"{self.name}: token_ids is empty", {"status": 400})
-        arrived_s = self._traffic.paused_s
+        self._refuse_empty(tokens)
+        arrived_s, retractions = self._traffic.paused_s, self._traffic.retractions
         await self._served()
         rid = uuid.uuid4().hex
         body = wire.generate_body(tokens, sampling, session, rid=rid, salt=self._cache_salt)
@@ -167,10 +161,12 @@ class SglangReplica:
         paused_s = self._traffic.paused_s - arrived_s
         completion = self._server.parsed(lambda: wire.completion_from(answer, replica=self.name, paused_s=paused_s))
         await self._proven(completion)
-        self._traffic.count(tokens, completion)
+        ours = self._traffic.retractions - retractions  # for our commits, not for want of memory
+        self._traffic.count(tokens, completion, preemptions=wire.retractions_from(answer) - ours)
         return completion
 
     async def score(self, tokens: Ints, *, temperature: float) -> Scores:
+        self._refuse_empty(tokens)
         if self._pause is None:
             return await self._score(tokens, temperature)
         async with self._control, self._running():
@@ -191,16 +187,7 @@ class SglangReplica:
         return _OVERLAP if in_flight is InFlight.HOLD and kept and self._overlap else None
 
     async def stage(self, publication: Publication) -> Staged:
-        version = publication.version
-        if version in self._staged and self._file(version).exists():
-            return Staged()
-        received = await asyncio.to_thread(self._receiver.receive, publication)
-        folder = self._staging / f"{version.number}-{version.digest[:16]}"
-        folder.mkdir(exist_ok=True)
-        self._staged[version] = folder
-        self._file(version).unlink(missing_ok=True)
-        self._file(version).symlink_to(received.path.resolve())
-        return Staged(transfer_s=received.transfer_s, decode_s=received.decode_s, size_bytes=received.size_bytes)
+        return await asyncio.to_thread(self._staging.stage, publication)
 
     async def pause(self, in_flight: InFlight) -> Pause:
         async with self._control:
@@ -216,17 +203,22 @@ class SglangReplica:
 
     async def commit(self, version: Version, cache: CachePolicy) -> Version:
         async with self._control:
-            if version == self._version and self._unknown is None:
+            if version == self._version and await self._holds(version):
                 return version
             if self._pause is None:
                 raise EngineError(f"{self.name}: commit of version {version.number}, but it is not paused")
-            if version not in self._staged or not self._file(version).exists():
+            folder = self._staging.folder_of(version)
+            if folder is None:
                 raise EngineError(f"{self.name}: version {version.number} is not staged")
             if (reason := self.supports(self._in_flight, cache)) is not None:
                 raise EngineError(f"{self.name}: {reason}")
-            self._unknown = f"an update to version {version.number} has not succeeded"
-            await self._update(version, cache)
-            self._committed(version, cache)
+            recomputes = cache in (CachePolicy.RECOMPUTE, CachePolicy.FLUSH)
+            self._proofs.updating(version)
+            await self._update(version, folder, flush=recomputes)
+            self._proofs.committed(version)
+            self._traffic.updated(version, recomputes=recomputes)
+            self._salt += cache is not CachePolicy.SHARE
+            self._version = version
             return version
 
     async def resume(self) -> None:
@@ -234,8 +226,7 @@ class SglangReplica:
         async with self._control:
             await self._server.call("POST", "/continue_generation", {"torch_empty_cache": True})
             self._pause = None
-            self._unproven = None
-            self._withdrawn.discard(self._version.number)
+            self._proofs.resumed()
             self._traffic.open_gate()
 
     # --- how ------------------------------------------------------------------------------------------
@@ -250,18 +241,27 @@ class SglangReplica:
     async def _label(self) -> str:
         return str((await self._server.call("GET", "/model_info"))["weight_version"])
 
+    async def _holds(self, version: Version) -> bool:
+        """Nobody doubts it, and the server, which may be another one by now, says so."""
+        return self._proofs.unknown is None and await self._label() == wire.label_of(version)
+
     async def _served(self) -> None:
         """Wait for the gate, no longer than a request may take."""
         try:
             async with clock.timeout(self._request_timeout_s):
-                await self._traffic.gate.wait()
+                while not self._traffic.gate.is_set():
+                    await self._traffic.gate.wait()
         except TimeoutError:
             raise EngineError(f"{self.name}: paused for {self._request_timeout_s:g} s") from None
         self._refuse_unknown()
 
+    def _refuse_empty(self, tokens: Ints) -> None:
+        if not len(tokens):
+            raise EngineError(f"{self.name}: token_ids is empty", {"status": 400})
+
     def _refuse_unknown(self) -> None:
-        if self._unknown is not None:
-            raise EngineError(f"{self.name}: unknown weights: {self._unknown}")
+        if self._proofs.unknown is not None:
+            raise EngineError(f"{self.name}: unknown weights: {self._proofs.unknown}")
 
     async def _request(self, rid: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
         """The server looks only now and then whether we still listen: a request that we give up is aborted by name."""
@@ -280,19 +280,22 @@ class SglangReplica:
                 raise
 
     def _abandon(self, rid: str) -> None:
-        self._traffic.in_background(self._server.call("POST", "/abort_request", {"rid": rid}))
+        call = self._server.call("POST", "/abort_request", {"rid": rid}, timeout_s=_ABORT_S)
+        self._traffic.in_background(call)
 
     async def _proven(self, completion: Completion) -> None:
-        versions = {int(number) for number in np.unique(completion.versions_T)}
-        if self._unproven in versions:
+        if self._proofs.keeps_back(completion.versions_T):
             await self._served()
-        if versions & self._withdrawn:
-            raise EngineError(f"{self.name}: sampled with weights that were withdrawn: {sorted(versions)}")
+        if withdrawn := self._proofs.withdrawn(completion.versions_T):
+            raise EngineError(f"{self.name}: sampled with weights that were withdrawn: {withdrawn}")
 
     async def _score(self, tokens: Ints, temperature: float) -> Scores:
         rid = uuid.uuid4().hex
         body = wire.score_body(tokens, temperature, rid=rid, salt=f"{self._salts}{rid}")  # a proof uses no old cache
+        before = self._version
         answers = await self._server.call("POST", "/generate", body)
+        if self._version != before:  # its parts may be of both
+            raise EngineError(f"{self.name}: the weights have changed while a score was computed")
         logprobs_T, version = self._server.parsed(lambda: wire.scores_from(answers, tokens, temperature))
         return Scores(logprobs_T=logprobs_T, version=version)
 
@@ -312,25 +315,20 @@ class SglangReplica:
 
     async def _quiet(self, in_flight: InFlight) -> Pause:
         """After it the server computes nothing. Its own mode `abort` looks again after 1 s; so we abort ourselves."""
-        ours = self._traffic.in_flight
+        ours, until = self._traffic.in_flight, clock.now() + self._request_timeout_s
         if in_flight is InFlight.HOLD:
             await self._server.call("POST", "/pause_generation", {"mode": "in_place"})
             return Pause(held=ours)
-        if in_flight is InFlight.FINISH:
-            await self._traffic.idle(self._request_timeout_s, self.name)
-        while in_flight is InFlight.ABORT and self._traffic.in_flight:
-            await self._server.call("POST", "/abort_request", {"abort_all": True})
-            await self._traffic.idle_within(_ABORT_AGAIN_S)
+        while self._traffic.in_flight and clock.now() < until:
+            if in_flight is InFlight.ABORT:
+                await self._server.call("POST", "/abort_request", {"abort_all": True})
+            await self._traffic.idle(_ABORT_AGAIN_S if in_flight is InFlight.ABORT else until - clock.now())
+        if self._traffic.in_flight:
+            raise EngineError(f"{self.name}: {self._traffic.in_flight} requests have not ended in time")
         await self._server.call("POST", "/pause_generation", {"mode": "retract"})
         return Pause(finished=ours) if in_flight is InFlight.FINISH else Pause(aborted=ours)
 
-    def _file(self, version: Version) -> Path:
-        """Under the one name that a server's loader looks for in a folder."""
-        return self._staged[version] / "model.safetensors"
-
-    async def _update(self, version: Version, cache: CachePolicy) -> None:
-        flush = cache in (CachePolicy.RECOMPUTE, CachePolicy.FLUSH)
-        folder = self._staged[version]
+    async def _update(self, version: Version, folder: Path, *, flush: bool) -> None:
         if flush:
             await self._server.call("POST", "/pause_generation", {"mode": "retract"})
         await self._server.call("POST", "/update_weights_from_disk", wire.update_body(folder, version, flush=flush))
@@ -338,27 +336,12 @@ class SglangReplica:
         expected = {"weight_version": wire.label_of(version), "model_path": str(folder)}
         if {key: info.get(key) for key in expected} != expected:
             raise EngineError(f"{self.name}: updated to {expected}, and says {info}")
-        await self._record_checksum(version)
+        await self._compare_checksum(version)
 
-    async def _record_checksum(self, version: Version) -> None:
-        """It is over the server's own layout, so it cannot be compared with ours; but with others of its own."""
+    async def _compare_checksum(self, version: Version) -> None:
         if not self._ask_checksums:
             return
         answer = await self._server.call("POST", "/weights_checker", {"action": "checksum"})
         checksum = self._server.parsed(lambda: str(answer["per_engine_checksum"]))
-        if self._checksums.setdefault(version.digest, checksum) != checksum:
-            raise EngineError(f"{self.name}: other bytes than when it served version {version.number} before")
-        twins = [digest for digest, known in self._checksums.items() if known == checksum and digest != version.digest]
-        if twins:
-            del self._checksums[version.digest]
-            raise EngineError(f"{self.name}: the update to version {version.number} changed nothing")
-
-    def _committed(self, version: Version, cache: CachePolicy) -> None:
-        if cache is not CachePolicy.SHARE:
-            self._salt += 1
-        if self._unproven is not None:
-            self._withdrawn.add(self._unproven)
-        self._traffic.updated(version, recomputes=cache in (CachePolicy.RECOMPUTE, CachePolicy.FLUSH))
-        for old in [v for v in self._staged if v not in (version, self._version)]:  # the one before may come back
-            shutil.rmtree(self._staged.pop(old))
-        self._unproven, self._version, self._unknown = version.number, version, None
+        if (doubt := self._proofs.doubt(version, checksum)) is not None:
+            raise EngineError(f"{self.name}: {doubt}")

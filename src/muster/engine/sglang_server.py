@@ -26,6 +26,7 @@ from muster.engine.sglang_config import SglangConfig
 from muster.engine.sglang_wire import label_of
 from muster.errors import EngineError
 from muster.transport.base import BaseWeights
+from muster.transport.files import SHARED_MEMORY
 from muster.transport.receive import Receiver
 from muster.types import Version
 
@@ -112,7 +113,7 @@ def _replica(
         url,
         token,
         version=version,
-        receiver=Receiver(label=name, base=model_dir, **({"directory": config.staging} if config.staging else {})),
+        receiver=Receiver(label=name, base=model_dir, directory=config.staging or SHARED_MEMORY),
         overlap=config.overlap,
         session_header=config.session_header,
         checksums=config.checksums,

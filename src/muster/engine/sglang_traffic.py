@@ -31,7 +31,9 @@ class Traffic:
         self._paused_s, self._paused_since = 0.0, 0.0
         self._timeline = Timeline(clock.now(), DeviceState.IDLE)
         self._recomputing: set[int] = set()  # versions whose commit made held requests compute their tokens again
+        self.retractions = 0  # commits that did so
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = self._recomputed_tokens = 0
+        self._preemptions = 0
 
     @property
     def in_flight(self) -> int:
@@ -68,16 +70,11 @@ class Traffic:
         self.gate.set()
         self._look()
 
-    async def idle(self, timeout_s: float, name: str) -> None:
-        """Until nothing is in flight. Raises `EngineError` when it takes longer."""
-        if not await self.idle_within(timeout_s):
-            raise EngineError(f"{name}: {self.in_flight} requests have not finished within {timeout_s:g} s")
-
-    async def idle_within(self, timeout_s: float) -> bool:
+    async def idle(self, timeout_s: float) -> None:
+        """Until nothing is in flight, or for so long."""
         with suppress(TimeoutError):
             async with clock.timeout(timeout_s):
                 await self._idle.wait()
-        return self._idle.is_set()
 
     def in_background(self, call: Coroutine[Any, Any, Any]) -> None:
         """Nobody waits for it, and nobody hears of its failure."""
@@ -93,9 +90,11 @@ class Traffic:
         self._recomputing.discard(version.number)
         if recomputes:
             self._recomputing.add(version.number)
+            self.retractions += 1
 
-    def count(self, tokens: Ints, completion: Completion) -> None:
+    def count(self, tokens: Ints, completion: Completion, *, preemptions: int) -> None:
         """A reply that changed to a version of `updated` was computed again up to there, prompt and all."""
+        self._preemptions += max(0, preemptions)
         versions = completion.versions_T.tolist()
         self._prompt_tokens += len(tokens)
         self._cached_tokens += completion.cached_tokens
@@ -122,6 +121,7 @@ class Traffic:
             generated_tokens=self._generated_tokens,
             kv_used_tokens=total("num_used_tokens"),
             kv_capacity_tokens=total("max_total_num_tokens"),
+            preemptions=self._preemptions,
             intervals=self._timeline.take(clock.now()),
         )
 

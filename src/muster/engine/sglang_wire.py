@@ -103,6 +103,11 @@ def completion_from(answer: Mapping[str, Any], *, replica: str, paused_s: float)
     )
 
 
+def retractions_from(answer: Mapping[str, Any]) -> int:
+    """How often the request was put back into the queue, and computed again."""
+    return int(answer["meta_info"].get("num_retractions") or 0)
+
+
 def _versions(meta: Mapping[str, Any], length: int) -> Ints:
     """Spans come with a request that has ended; one aborted before it ran may have none, and no tokens."""
     versions_T = np.full(length, -1, dtype=np.int32)
@@ -126,7 +131,7 @@ def score_body(tokens: Ints, temperature: float, *, rid: str, salt: str) -> dict
     At temperature 1 one request asks for those of the prompt. At any other each token is asked for as the first one to
     be sampled after those before it: one request for every prefix, in one batch, that shares the cache.
     """
-    if temperature == 1:
+    if _in_one(tokens, temperature):
         prompts, more = [tokens.tolist()], {"logprob_start_len": 0}
         limit = 0
     else:
@@ -148,7 +153,7 @@ def scores_from(answers: Sequence[Mapping[str, Any]], tokens: Ints, temperature:
     """As `engine.port.Scores`. Raises as `completion_from`, and when the answers are of several versions."""
     logprobs_T = np.zeros(len(tokens), dtype=np.float32)
     metas = [answer["meta_info"] for answer in answers]
-    if temperature == 1:
+    if _in_one(tokens, temperature):
         asked = [(entry[1], entry[0]) for entry in metas[0]["input_token_logprobs"]]
     else:
         asked = [(tokens[0], None)] + [_asked(meta) for meta in metas]
@@ -157,6 +162,10 @@ def scores_from(answers: Sequence[Mapping[str, Any]], tokens: Ints, temperature:
     logprobs_T[1:] = [logprob for _, logprob in asked[1:]]
     (label,) = sorted({str(meta["weight_version"]) for meta in metas})
     return logprobs_T, known(label)
+
+
+def _in_one(tokens: Ints, temperature: float) -> bool:
+    return temperature == 1 or len(tokens) == 1
 
 
 def _asked(meta: Mapping[str, Any]) -> tuple[int, float]:

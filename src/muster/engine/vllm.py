@@ -37,13 +37,17 @@ class HttpReplica:
         url: str,
         token: str | None = None,
         *,
+        session_header: str = wire.SESSION_HEADER,
         request_timeout_s: float = 600.0,
         control_timeout_s: float = 60.0,
     ) -> None:
-        """request_timeout_s: of `generate`, and of a pause that waits for requests; control: of all else."""
+        """session_header: by which a router in front of servers keeps a session in its place. request_timeout_s: of
+        `generate`, and of a pause that waits for requests; control: of all else.
+        """
         self.name = name
         self._url = url.rstrip("/")
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._session_header = session_header
         self._request_timeout_s, self._control_timeout_s = request_timeout_s, control_timeout_s
         self._death: str | None = None
         self._http = aiohttp.ClientSession(
@@ -68,7 +72,7 @@ class HttpReplica:
             "POST",
             "/inference/v1/generate",
             body,
-            headers=wire.session_headers(session),
+            headers=wire.session_headers(session, self._session_header),
             timeout_s=self._request_timeout_s,
         )
         return self._parsed(lambda: wire.completion_from_json(answer, self.name))
@@ -77,7 +81,7 @@ class HttpReplica:
         """As `generate`, in pieces; close it to abort the request."""
         path = "/inference/v1/generate"
         body = wire.generate_to_json(tokens, sampling, uuid.uuid4().hex, stream=True)
-        headers = {**self._headers, **wire.session_headers(session)}
+        headers = {**self._headers, **wire.session_headers(session, self._session_header)}
         end = clock.now() + self._request_timeout_s
         last = False
         async with AsyncExitStack() as stack:

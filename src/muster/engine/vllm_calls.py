@@ -31,7 +31,7 @@ class Call:
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     versions: list[int] = field(default_factory=list[int])
-    finish: Literal["stop", "length", "abort"] = "abort"
+    finish: str = "abort"  # stop | length | abort, or what vLLM calls an end of another kind
     cached_tokens: int = 0
     inside: bool = False  # vLLM has it
     again: bool = False  # it is sent in once more, under another version

@@ -145,7 +145,8 @@ class VllmServed:
         return len(found)
 
     async def reset_cache(self, *, preempt: bool) -> None:
-        await self._guarded(self._engine.reset_prefix_cache(preempt))
+        if not await self._guarded(self._engine.reset_prefix_cache(preempt)):
+            raise EngineError(f"{self.name}: running requests hold the cache: set reset_running_requests")
 
     async def paused(self) -> bool:
         return self._pausing is not None
@@ -178,6 +179,8 @@ class VllmServed:
             raise EngineError(f"{self.name}: {error!r}") from None
         if call.enters_again():
             return None
+        if call.finish not in ("stop", "length", "abort"):
+            raise EngineError(f"{self.name}: the request ended with {call.finish!r}")
         return call.completion(call.finish)
 
     async def _take_pause(self, in_flight: InFlight) -> Pause:

@@ -160,6 +160,7 @@ def _replica(config: VllmConfig, name: str, url: str, token: str | None) -> Http
         name,
         url,
         token,
+        session_header=config.session_header,
         request_timeout_s=config.request_timeout_s,
         control_timeout_s=config.control_timeout_s,
     )

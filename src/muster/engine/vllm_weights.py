@@ -5,7 +5,8 @@
 
 Law: what is digested is what will be multiplied. On the CPU vLLM packs a linear layer into an opaque handle and drops
 the matrix; the handle itself is asked, with one-hot rows, so that a packing gone wrong, a stale tied head or a tensor
-in the wrong rows cannot keep the right label. On the GPU the parameters are plain and are read as they are.
+in the wrong rows cannot keep the right label. On the GPU the parameters are plain; they are copied into, and read
+back after that.
 """
 # pyright: reportMissingImports=false
 
@@ -54,10 +55,16 @@ class HeldWeights:
 
     def __init__(self, model: nn.Module) -> None:
         """Raises `ModelError` for a model whose parameters have no checkpoint name of their own."""
+        self._model = model
         self._layers: dict[str, Any] = dict(model.named_modules())
         self._tied = _tied_head(self._layers)
         packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
         self._parts = {part.name: part for part in _parts(model, packed)}
+
+    @property
+    def swaps(self) -> bool:
+        """Whether `put` only exchanges objects, so that what was read before it is what is held after it."""
+        return all(parameter.device.type == "cpu" for parameter in self._model.parameters())
 
     @property
     def names(self) -> tuple[str, ...]:

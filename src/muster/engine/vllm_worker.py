@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,14 @@ class MusterWorker:
         return self._muster
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    ready: Ready
+    digest: str  # of `ready`
+    tensors: dict[str, Tensor]
+    cost: Staged
+
+
 class _Publications:
     """Versions on their way into this worker: at most one is ready, beside the one that serves."""
 
@@ -76,7 +85,7 @@ class _Publications:
         self._receiver = Receiver(label=label, base=self._folder)
         atexit.register(self._receiver.close)
         self._thread = ThreadPoolExecutor(1, "muster-stage")
-        self._staging: tuple[Version, Future[tuple[Ready, str, Staged]]] | None = None
+        self._staging: tuple[Version, Future[_Prepared]] | None = None
 
     def begin(self) -> Answer:
         expected = {
@@ -98,18 +107,19 @@ class _Publications:
         future = self._staging[1]
         if not future.done():
             return {"done": False}
-        _, held, cost = future.result()
-        return {"done": True, "digest": held, **wire.staged_to_json(cost)}
+        return {"done": True, **wire.staged_to_json(future.result().cost)}
 
     def commit(self, number: int) -> Answer:
         if self._staging is None or self._staging[0].number != number or not self._staging[1].done():
             return {"error": f"version {number} is not staged"}
-        ready, held, _ = self._staging[1].result()
-        self._held.put(ready)
+        prepared = self._staging[1].result()
+        self._held.put(prepared.ready)
         self._staging = None
-        return {"digest": held}
+        if self._held.swaps:
+            return {"digest": prepared.digest}
+        return {"digest": digest(self._held.read(None, prepared.tensors))}
 
-    def _prepare(self, update: wire.UpdateInfo) -> tuple[Ready, str, Staged]:
+    def _prepare(self, update: wire.UpdateInfo) -> _Prepared:
         publication = update.publication()
         received = self._receiver.receive(publication)
         started = clock.now()
@@ -123,7 +133,8 @@ class _Publications:
                 f"published was {publication.version.digest[:12]}"
             )
         decode_s = received.decode_s + clock.now() - started
-        return ready, held, Staged(transfer_s=received.transfer_s, decode_s=decode_s, size_bytes=received.size_bytes)
+        cost = Staged(transfer_s=received.transfer_s, decode_s=decode_s, size_bytes=received.size_bytes)
+        return _Prepared(ready=ready, digest=held, tensors=tensors, cost=cost)
 
 
 def _tensors(path: Path) -> list[tuple[str, Tensor]]:

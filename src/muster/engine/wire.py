@@ -144,8 +144,8 @@ def generate_to_json(tokens: Ints, sampling: Sampling, request_id: str, *, strea
     return {**body, "stream": True} if stream else body
 
 
-def session_headers(session: Session) -> dict[str, str]:
-    return {SESSION_HEADER: session.id}
+def session_headers(session: Session, name: str = SESSION_HEADER) -> dict[str, str]:
+    return {name: session.id}
 
 
 def completion_to_json(completion: Completion, request_id: str, prompt_tokens: int) -> dict[str, Any]:

@@ -23,6 +23,9 @@ from muster.publish.publisher import Canary, Publisher
 from muster.trainer.port import Trainer
 from muster.types import Ints, Publication, PublicationRecord, Version
 
+_STORAGE_PAUSE_S = 5.0
+"""Between two tries to write what is to be published."""
+
 
 class Delivery:
     """Example: `records = await delivery.deliver(step, trained_at=clock.now())`"""
@@ -103,10 +106,19 @@ class Delivery:
         return self.strayed
 
     async def _exported(self, number: int) -> tuple[Publication, float]:
-        """The publication, and how long it took."""
-        exporting = clock.now()
-        publication = await self._trainer.export(number)
-        return publication, clock.now() - exporting
+        """The publication, and how long the try took that made it: storage that was full may have room again."""
+        for left in reversed(range(self._attempts)):
+            exporting = clock.now()
+            try:
+                publication = await self._trainer.export(number)
+            except PublicationError as error:
+                self._journal.record(EventRow(at=clock.now(), kind="export_failed", message=str(error)))
+                if not left:
+                    raise
+                await clock.sleep(_STORAGE_PAUSE_S)
+            else:
+                return publication, clock.now() - exporting
+        raise AssertionError("the last try returns or raises")
 
     async def _serve(
         self, publication: Publication, canary: Canary, trained_at: float, export_s: float

@@ -12,6 +12,7 @@ The same version exported again is an anchor: who asks again could not use the c
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ class ChainExporter:
     def clear(self) -> None:
         """Remove every file of this run; from any process."""
         for name in self._place.names(file_prefix(self._label, self._owner_pid)):
-            self._place.remove(name)
+            self._remove(name)
 
     def reap(self) -> list[str]:
         """Remove what dead processes of this machine left of runs of the same label; returns the names."""
@@ -105,7 +106,8 @@ class ChainExporter:
             return publication
         positions, values = found
         base = self._written[-1]
-        payload = changed(positions, values, version, base=base.version, base_file=base.name)
+        whole_bytes = sum(array.nbytes for array in arrays.values())
+        payload = changed(positions, values, version, base=base.version, base_file=base.name, whole_bytes=whole_bytes)
         publication = self._publish(payload, dtype)
         _overwrite(self._last, arrays)
         return publication
@@ -131,6 +133,8 @@ class ChainExporter:
         try:
             location = self._place.write(name, payload)
         except OSError as error:
+            if any(written.name == name for written in self._written):
+                self._written.clear()  # it may be gone, and no chain may need it: begin a new one
             evidence = {"size_bytes": payload.size_bytes}
             raise PublicationError(
                 f"version {payload.version.number}: cannot write {name}: {error}", evidence
@@ -154,8 +158,13 @@ class ChainExporter:
         while first > 0 and self._written[first].form == "delta":
             first -= 1
         for old in self._written[:first]:
-            self._place.remove(old.name)
+            self._remove(old.name)
         del self._written[:first]
+
+    def _remove(self, name: str) -> None:
+        """A storage that will not is no reason to fail what was published; `clear` and `reap` come back to it."""
+        with contextlib.suppress(OSError):
+            self._place.remove(name)
 
 
 def _overwrite(last: Mapping[str, Array], arrays: Mapping[str, Array]) -> None:

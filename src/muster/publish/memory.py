@@ -5,7 +5,7 @@ killed run left behind is found and removed. No torch: the trainer hands over pl
 
     trainer ─ arrays ─► MemoryExporter.export ─► /dev/shm/muster-RUN-PID-vN.safetensors ─► Publication ─► engines
                                  └─ not enough room ─► the run's own directory
-    next exports ─► only the last `keep` files stay     end of the run ─► clear()     start of any run ─► reap()
+    next exports ─► only the last `keep` files stay     end of the run ─► clear()     start of any run ─► files.reap()
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 
 from muster.errors import PublicationError
 from muster.publish.payload import Payload, low_rank, whole
-from muster.transport import files
 from muster.transport.adapter import Adapter
 from muster.transport.files import SHARED_MEMORY, file_name, file_prefix, has_room, whole_file
 from muster.transport.tensors import ELEMENTS, Array
@@ -96,14 +95,3 @@ def _checked(arrays: Mapping[str, Array], dtype: str) -> Mapping[str, Array]:
     for name, array in arrays.items():
         assert array.dtype == ELEMENTS[dtype], f"{name}: {array.dtype} is not {dtype}"
     return arrays
-
-
-def retire(publication: Publication) -> None:
-    """Remove a publication's file. Engines that have mapped it keep their pages. Idempotent."""
-    assert publication.transport == "memory", publication.transport
-    Path(publication.location).unlink(missing_ok=True)
-
-
-def reap(directory: Path = SHARED_MEMORY) -> list[Path]:
-    """Remove the files of runs whose process is gone; returns them."""
-    return files.reap(directory)

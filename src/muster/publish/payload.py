@@ -52,8 +52,10 @@ def low_rank(arrays: Mapping[str, Array], version: Version, adapter: Adapter) ->
     return Payload(version=version, form="adapter", header=encode_header(arrays, said), arrays=arrays)
 
 
-def changed(positions: Array, values: Array, version: Version, *, base: Version, base_file: str) -> Payload:
-    """What changed since `base`, which lies in the same place as `base_file`."""
+def changed(
+    positions: Array, values: Array, version: Version, *, base: Version, base_file: str, whole_bytes: int
+) -> Payload:
+    """What changed since `base`, which lies in the same place as `base_file`. whole_bytes: of all weights."""
     streams = pack(positions, values)
     said = describe(
         version,
@@ -62,5 +64,6 @@ def changed(positions: Array, values: Array, version: Version, *, base: Version,
         base_version=str(base.number),
         base_digest=base.digest,
         base_file=base_file,
+        whole_bytes=str(whole_bytes),
     )
     return Payload(version=version, form="delta", header=encode_header(streams, said), arrays=streams, base=base)

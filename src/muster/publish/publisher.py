@@ -1,7 +1,8 @@
 """The publisher: new weights reach every replica, or every replica stays on one definite version.
 
     stage on all (while serving) ─► on each: pause ─► commit ─► digest ─► canary ─► resume ─► record
-         └─ any failed: none commits             └─ failed: named, and not resumed
+         ├─ any failed: none commits             └─ failed: named, and not resumed
+         └─ has proven this version before, and still does: left in peace
                                     a call that failed is made again: each is idempotent per version
 
 Law: a version counts only when the digest of what the engine holds equals the digest that was published, and fixed
@@ -21,7 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from muster import clock
-from muster.engine.port import CachePolicy, InFlight, Pause, Replica, Staged
+from muster.engine.port import CachePolicy, InFlight, Pause, Replica, Scores, Staged
 from muster.errors import BoundaryError, ConfigError, EngineError, PublicationError
 from muster.publish.config import MemoryConfig, TransportConfig
 from muster.types import Floats, Ints, Publication, PublicationRecord, Version
@@ -72,7 +73,7 @@ class _Delivery:
 
 
 class Publisher:
-    """Publishes to all replicas. Publishing the same version again changes nothing.
+    """Publishes to all replicas. Publishing the same version again reaches those that do not hold it, and no other.
 
     Example: `records = await Publisher(replicas, PublisherConfig()).publish(p, canary, trained_at=t, export_s=0.1)`
     """
@@ -81,6 +82,7 @@ class Publisher:
         """Raises `ConfigError` when a replica cannot publish as `config` says, with its reason."""
         self._replicas = tuple(replicas)
         self._config = config
+        self._proven: dict[str, PublicationRecord] = {}  # replica -> of the last version that it proved
         for replica in self._replicas:
             reason = replica.supports(config.in_flight, config.cache)
             if reason is not None:
@@ -107,9 +109,30 @@ class Publisher:
         """
         replicas = [r for r in self._replicas if r.name not in without]
         delivery = _Delivery(publication=publication, canary=canary, trained_at=trained_at, export_s=export_s)
-        staged = await _on_each(replicas, lambda r: self._stage(r, publication))
-        costs = {r.name: cost for r, cost in zip(replicas, staged, strict=True)}
-        return await _on_each(replicas, lambda r: self._commit(r, delivery, *costs[r.name]))
+        holding = await _on_each(replicas, lambda r: self._still_proves(r, delivery))
+        others = [r for r, holds in zip(replicas, holding, strict=True) if not holds]
+        staged = await _on_each(others, lambda r: self._stage(r, publication))
+        costs = {r.name: cost for r, cost in zip(others, staged, strict=True)}
+        await _on_each(others, lambda r: self._commit(r, delivery, *costs[r.name]))
+        return [self._proven[r.name] for r in replicas]
+
+    async def _still_proves(self, replica: Replica, delivery: _Delivery) -> bool:
+        """Whether it has proven this version before and serves it to this day: a retry for the sake of others need not
+        pause it again.
+        """
+        before = self._proven.get(replica.name)
+        if before is None or before.version != delivery.version:
+            return False
+        canary = delivery.canary
+        try:
+            async with clock.timeout(self._config.commit_timeout_s):
+                scores = await replica.score(canary.tokens, temperature=canary.temperature)
+                if scores.version != delivery.version or not self._agrees(scores, canary):
+                    return False
+                await replica.resume()
+        except (EngineError, TimeoutError):
+            return False
+        return True
 
     async def _stage(self, replica: Replica, publication: Publication) -> tuple[Staged, float]:
         """What it cost, and how long it took with all its tries."""
@@ -122,7 +145,7 @@ class Publisher:
             raise PublicationError(f"{replica.name}: version {number} was not staged within {limit:g} s") from error
         return staged, clock.now() - began
 
-    async def _commit(self, replica: Replica, delivery: _Delivery, staged: Staged, stage_s: float) -> PublicationRecord:
+    async def _commit(self, replica: Replica, delivery: _Delivery, staged: Staged, stage_s: float) -> None:
         paused_at = clock.now()
         limit = self._config.commit_timeout_s
         try:
@@ -139,7 +162,7 @@ class Publisher:
             number = delivery.version.number
             raise PublicationError(f"{replica.name}: version {number} was not committed within {limit:g} s") from error
         now = clock.now()
-        return PublicationRecord(
+        self._proven[replica.name] = PublicationRecord(
             version=delivery.version,
             replica=replica.name,
             export_s=delivery.export_s,
@@ -164,13 +187,16 @@ class Publisher:
     async def _check(self, replica: Replica, canary: Canary) -> float:
         """Mean |difference| of the canary's log-probabilities. Raises when it is beyond tolerance."""
         scores = await self._insist(lambda: replica.score(canary.tokens, temperature=canary.temperature))
-        difference = float(np.abs(scores.logprobs_T[1:] - canary.logprobs_T[1:]).mean())
-        if not difference <= self._config.canary_tolerance:
+        difference = _difference(scores, canary)
+        if not self._agrees(scores, canary):
             raise PublicationError(
                 f"{replica.name}: the canary differs by {difference:.3g} on average, "
                 f"tolerance {self._config.canary_tolerance:g}: the engine does not hold what was trained"
             )
         return difference
+
+    def _agrees(self, scores: Scores, canary: Canary) -> bool:
+        return _difference(scores, canary) <= self._config.canary_tolerance
 
     async def _insist(self, call: Callable[[], Awaitable[_T]]) -> _T:
         for _ in range(self._config.attempts - 1):
@@ -179,6 +205,11 @@ class Publisher:
             except EngineError:
                 await clock.sleep(self._config.retry_pause_s)
         return await call()
+
+
+def _difference(scores: Scores, canary: Canary) -> float:
+    """Mean |difference|, in nats. The first token has none before it."""
+    return float(np.abs(scores.logprobs_T[1:] - canary.logprobs_T[1:]).mean())
 
 
 async def _on_each(replicas: Sequence[Replica], act: Callable[[Replica], Coroutine[Any, Any, _T]]) -> list[_T]:

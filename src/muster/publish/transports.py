@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import assert_never
 
 from muster.errors import ConfigError, PublicationError
-from muster.publish import memory
 from muster.publish.chain import ChainExporter
 from muster.publish.config import CheckpointConfig, DirectConfig, MemoryConfig, TransportConfig
 from muster.publish.memory import MemoryExporter
@@ -54,10 +53,10 @@ def exporter_for(config: TransportConfig, *, run_label: str, directory: Path) ->
 
 def retire(publication: Publication) -> None:
     """It was delivered. In memory nobody needs the file any more; elsewhere the exporter's `keep` decides, for a later
-    delta builds on it, and an engine that restarts fetches it. Idempotent.
+    delta builds on it, and an engine that restarts fetches it. Who has mapped a file keeps its pages. Idempotent.
     """
     if publication.transport == "memory":
-        memory.retire(publication)
+        Path(publication.location).unlink(missing_ok=True)
 
 
 def reap() -> list[Path]:

@@ -12,13 +12,15 @@ engines alike, and a restarted one cannot join. Fetching point to point has none
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import http.client
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 from urllib.parse import urlsplit
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from muster.errors import PublicationError
 from muster.transport.pace import Pace
@@ -26,6 +28,10 @@ from muster.transport.pace import Pace
 _STALL_TIMEOUT_S = 10.0  # a connection that brings nothing for so long is cut
 _TRIES_IN_VAIN = 3
 _RETRY_PAUSE_S = 0.2
+
+
+class _Cut(Exception):
+    """The connection ended before the file."""
 
 
 class _Source(Protocol):
@@ -85,42 +91,36 @@ def _fetch_direct(location: str, file: BinaryIO, pace: Pace) -> None:
     while True:
         have = file.tell()
         try:
-            complete = _continue(location, file, pace)
-            why = "the connection ended early"
-        except (ConnectionError, TimeoutError, http.client.HTTPException) as error:
-            complete, why = False, _reason(error)
-        if complete:
+            with contextlib.closing(_rest(location, have, pace.chunk_bytes)) as chunks:
+                for chunk in chunks:
+                    file.write(chunk)
+                    pace.spent(len(chunk))
             return
-        in_vain = in_vain + 1 if file.tell() == have else 0
-        if in_vain == _TRIES_IN_VAIN:
-            raise PublicationError(f"{without_token(location)} cannot be fetched: {why}")
+        except _Cut as cut:
+            in_vain = in_vain + 1 if file.tell() == have else 0
+            if in_vain == _TRIES_IN_VAIN:
+                raise PublicationError(f"{without_token(location)} cannot be fetched: {cut}") from cut
         pace.wait(_RETRY_PAUSE_S)
 
 
-def _continue(location: str, file: BinaryIO, pace: Pace) -> bool:
-    """Fetch what is missing; whether all is there now."""
-    have = file.tell()
+def _rest(location: str, start: int, chunk_bytes: int) -> Generator[bytes]:
+    """The file from `start` on. Raises `_Cut` when the connection fails, `PublicationError` when it is not there."""
     parts = urlsplit(location)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_STALL_TIMEOUT_S)
     try:
-        connection.request("GET", parts.path, headers={"Range": f"bytes={have}-"})
+        connection.request("GET", parts.path, headers={"Range": f"bytes={start}-"})
         with connection.getresponse() as answer:
             if answer.status != http.HTTPStatus.PARTIAL_CONTENT:
                 raise PublicationError(
                     f"{without_token(location)}: the trainer answered {answer.status} {answer.reason}; "
                     "it keeps this version no longer: publish again"
                 )
-            total = int((answer.getheader("Content-Range") or "/0").rpartition("/")[2])
-            while chunk := answer.read1(pace.chunk_bytes):
-                file.write(chunk)
-                pace.spent(len(chunk))
-        return file.tell() == total
-    except OSError as error:
-        # of the network: resume; of our own disk: the caller's. A socket's time-out and a reset are ConnectionError or
-        # TimeoutError already; no route, no name and the like are not.
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
-            raise
-        raise ConnectionError(_reason(error)) from error
+            while chunk := answer.read1(chunk_bytes):
+                yield chunk
+            if answer.length != 0:  # still to come
+                raise _Cut("the connection ended early")
+    except (OSError, http.client.HTTPException) as error:
+        raise _Cut(_reason(error)) from error
     finally:
         connection.close()
 
@@ -132,8 +132,4 @@ def _reason(error: BaseException) -> str:
 def local_path(location: str) -> Path | None:
     """The path behind a path or a file:// URL; None for storage elsewhere. Raises `PublicationError`."""
     storage, path = open_storage(location)
-    return (
-        Path(path)
-        if "file" in ((storage.protocol,) if isinstance(storage.protocol, str) else storage.protocol)
-        else None
-    )
+    return Path(path) if isinstance(storage, LocalFileSystem) else None

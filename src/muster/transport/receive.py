@@ -30,7 +30,7 @@ from muster.transport.base import BaseWeights
 from muster.transport.fetch import fetch, sibling, without_token
 from muster.transport.files import SHARED_MEMORY, file_name, file_prefix, reap, roomy, whole_file
 from muster.transport.pace import Pace
-from muster.transport.tensors import Array, Header, describe, digest, encode_header, map_arrays, read_header
+from muster.transport.tensors import ELEMENTS, Array, Header, describe, digest, encode_header, map_arrays, read_header
 from muster.types import Publication, Version
 
 _KINDS = ("fetched", "decoded")
@@ -54,6 +54,7 @@ class Received:
 class _File:
     path: Path
     header: Header
+    source: str  # for messages
 
     @property
     def form(self) -> str:
@@ -92,6 +93,10 @@ class Receiver:
                 return Received(path=self._held.path)
             try:
                 return self._receive(publication)
+            except PublicationError:
+                if self._held is not None and not _is_proven(self._held, publication.dtype):
+                    self._held = None  # what was held has been changed since: begin at an anchor next time
+                raise
             except OSError as error:
                 raise PublicationError(
                     f"version {publication.version.number} cannot be stored here: {error}; free space in "
@@ -129,62 +134,53 @@ class Receiver:
         missing.
         """
         pace = Pace(max_bytes_per_s=publication.max_bytes_per_s, timeout_s=self._timeout_s, stopped=self._closed)
-        location, wanted = publication.location, publication.version
+        location, wanted, size_bytes = publication.location, publication.version, publication.size_bytes
         files: list[_File] = []
         while True:
-            file = self._bring(publication, location, wanted, pace)
+            file = self._bring(publication, location, wanted, size_bytes, pace)
             files.append(file)
             if file.form != "delta":
                 return files
-            base, name = _base_of(file)
+            base = Version(number=_count(file, "base_version"), digest=_said(file, "base_digest"))
             if base.number >= wanted.number:
-                raise PublicationError(
-                    f"{without_token(location)}: version {wanted.number} cannot build on {base.number}"
-                )
+                raise PublicationError(f"{file.source}: version {wanted.number} cannot build on {base.number}")
             if self._held is not None and self._held.header.version == base:
                 return [*files, self._held]
-            location, wanted = sibling(location, name), base
+            location, wanted = sibling(location, _said(file, "base_file")), base
+            size_bytes = _count(file, "whole_bytes")  # at most
 
-    def _bring(self, publication: Publication, location: str, wanted: Version, pace: Pace) -> _File:
+    def _bring(self, publication: Publication, location: str, wanted: Version, size_bytes: int, pace: Pace) -> _File:
         if publication.transport == "memory":
             path = Path(location)
             if not path.is_file():
                 raise PublicationError(f"{path} is gone; publish again")
         else:
-            path = self._place("fetched", wanted, publication.size_bytes)
+            path = self._place("fetched", wanted, size_bytes)
             with whole_file(path) as file:
                 fetch(publication.transport, location, file, pace)
-        header = read_header(path)
+        source = without_token(location)
+        header = read_header(path, name=source)
         if header.version != wanted and not (header.version is None and publication.transport == "memory"):
-            raise PublicationError(
-                f"{without_token(location)} holds {header.version}, wanted is {wanted}; publish again"
-            )
-        return _File(path=path, header=header)
+            raise PublicationError(f"{source} holds {header.version}, wanted is {wanted}; publish again")
+        return _File(path=path, header=header, source=source)
 
     def _decode(self, files: list[_File], publication: Publication) -> _File:
         path = self._place("decoded", publication.version, files[-1].header.size_bytes)
         if files[0].form == "adapter":
             low_rank = map_arrays(files[0].path, files[0].header)
-            scale = _number(files[0], "scale")
+            scale = _fraction(files[0], "scale")
             self._base.merged_into(path, low_rank, scale=scale, version=publication.version, dtype=publication.dtype)
         else:
             *deltas, base = files
             _patched_into(path, base, list(reversed(deltas)), publication.version)
-        return _File(path=path, header=read_header(path))
+        return _File(path=path, header=read_header(path), source=files[0].source)
 
     def _prove(self, file: _File, publication: Publication, *, adapted: bool) -> None:
-        arrays = map_arrays(file.path, file.header)
-        dtypes = {array.dtype.name for array in arrays.values()}
-        expected = {"bfloat16": "uint16"}.get(publication.dtype, publication.dtype)
-        if dtypes - {expected}:
-            raise PublicationError(
-                f"{without_token(publication.location)} holds {sorted(dtypes)}, not {publication.dtype}"
-            )
-        if digest(arrays, publication.dtype) == publication.version.digest:
+        if file.header.version == publication.version and _is_proven(file, publication.dtype):
             return
         raise PublicationError(
-            f"{without_token(publication.location)}: what came of it has not the digest of version "
-            f"{publication.version.number}: "
+            f"{file.source}: what came of it is not {publication.dtype} with the digest of "
+            f"version {publication.version.number}: "
             + (
                 "this engine started from other weights than the adapter was trained on, or the file is corrupt"
                 if adapted
@@ -204,26 +200,43 @@ class Receiver:
                         path.unlink(missing_ok=True)
 
 
-def _base_of(file: _File) -> tuple[Version, str]:
-    """What a delta builds on, and the name of the file with it."""
-    said = file.header.metadata
-    if not {"base_digest", "base_file"} <= said.keys():
-        raise PublicationError(f"{file.path}: corrupt header of a delta: it names no base")
-    return Version(number=int(_number(file, "base_version")), digest=said["base_digest"]), said["base_file"]
+def _is_proven(file: _File, dtype: str) -> bool:
+    """Whether the weights have the digest that the header names."""
+    arrays = map_arrays(file.path, file.header)
+    if any(array.dtype != ELEMENTS[dtype] for array in arrays.values()):
+        return False
+    return file.header.version is not None and digest(arrays, dtype) == file.header.version.digest
 
 
-def _number(file: _File, key: str) -> float:
+def _said(file: _File, key: str) -> str:
+    if key not in file.header.metadata:
+        raise PublicationError(f"{file.source}: corrupt header: no {key!r}")
+    return file.header.metadata[key]
+
+
+def _count(file: _File, key: str) -> int:
+    text = _said(file, key)
+    if not text.isdecimal():
+        raise PublicationError(f"{file.source}: corrupt header: {key} is {text!r}")
+    return int(text)
+
+
+def _fraction(file: _File, key: str) -> float:
+    text = _said(file, key)
     try:
-        return float(file.header.metadata[key])
-    except (KeyError, ValueError) as error:
-        raise PublicationError(f"{file.path}: corrupt header: {key}: {error}") from error
+        return float(text)
+    except ValueError as error:
+        raise PublicationError(f"{file.source}: corrupt header: {key} is {text!r}") from error
 
 
 def _patched_into(path: Path, base: _File, deltas: list[_File], version: Version) -> None:
     """A copy of `base` with `deltas` applied, oldest first. Raises `PublicationError` when one does not fit."""
     arrays = map_arrays(base.path, base.header)
     header = encode_header(arrays, describe(version))
-    (itemsize,) = {array.itemsize for array in arrays.values()} or {1}
+    sizes = {array.itemsize for array in arrays.values()}
+    if len(sizes) != 1:
+        raise PublicationError(f"{base.source}: corrupt header: values of {sorted(sizes)} bytes")
+    (itemsize,) = sizes
     with whole_file(path) as file:
         file.write(header)
         with base.path.open("rb") as source:
@@ -233,12 +246,12 @@ def _patched_into(path: Path, base: _File, deltas: list[_File], version: Version
         flat = np.memmap(path.with_name(path.name + ".part"), dtype=f"u{itemsize}", mode="r+", offset=len(header))
         for link in deltas:
             positions, values = _read_delta(link, itemsize)
-            if positions.size and (positions[0] < 0 or positions[-1] >= flat.size):
-                raise PublicationError(f"{link.path}: corrupt delta: it changes what is not there")
+            if positions.size and not 0 <= positions.min() <= positions.max() < flat.size:
+                raise PublicationError(f"{link.source}: corrupt delta: it changes what is not there")
             flat[positions] = values
         del flat
 
 
 def _read_delta(link: _File, itemsize: int) -> tuple[Array, Array]:
     streams = map_arrays(link.path, link.header)
-    return delta.unpack(streams, changed=int(_number(link, "changed")), itemsize=itemsize)
+    return delta.unpack(streams, changed=_count(link, "changed"), itemsize=itemsize)

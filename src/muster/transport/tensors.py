@@ -77,20 +77,24 @@ def encode_header(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> b
     return len(text).to_bytes(8, "little") + text
 
 
-def read_header(path: Path) -> Header:
-    """Raises `PublicationError` naming the file when it is no such file or not as long as it says, `OSError`."""
+def read_header(path: Path, *, name: str = "") -> Header:
+    """Raises `PublicationError` when it is no such file or not as long as it says, `OSError`.
+
+    name: what messages call it, where `path` is a copy; empty: its path.
+    """
+    name = name or str(path)
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(size - 8, _LONGEST_HEADER_BYTES):
-            raise PublicationError(f"{path}: cut short or corrupt: {size} bytes do not hold a header")
+            raise PublicationError(f"{name}: cut short or corrupt: {size} bytes do not hold a header")
         text = file.read(length)
     try:
         header = _parse(text)
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # whatever bytes there are
-        raise PublicationError(f"{path}: corrupt header: {error}") from error
+        raise PublicationError(f"{name}: corrupt header: {error}") from error
     if header.size_bytes != size:
-        raise PublicationError(f"{path}: cut short or corrupt: {size} bytes, its header says {header.size_bytes}")
+        raise PublicationError(f"{name}: cut short or corrupt: {size} bytes, its header says {header.size_bytes}")
     return header
 
 
@@ -98,11 +102,14 @@ def _parse(text: bytes) -> Header:
     content: dict[str, Any] = json.loads(text)
     metadata = content.pop("__metadata__", {})
     entries = {name: _entry(**fields) for name, fields in content.items()}
+    end = 0
+    for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.end)):
+        if entry.start != end:
+            raise ValueError(f"a hole or an overlap at byte {end} of the data")
+        end = entry.end
     data_at = 8 + len(text)
-    size = data_at + max((entry.end for entry in entries.values()), default=0)
-    return Header(
-        metadata={str(k): str(v) for k, v in metadata.items()}, entries=entries, data_at=data_at, size_bytes=size
-    )
+    said = {str(key): str(value) for key, value in metadata.items()}
+    return Header(metadata=said, entries=entries, data_at=data_at, size_bytes=data_at + end)
 
 
 def _entry(*, dtype: str, shape: list[int], data_offsets: list[int]) -> Entry:

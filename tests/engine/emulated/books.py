@@ -11,6 +11,7 @@ from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.core import EmulatedCore
 from muster.engine.emulated.replica import INITIAL
 from muster.engine.emulated.timing import EngineTiming
+from muster.engine.prefix_cache import distinct_tokens
 from muster.types import Completion, Ints, Sampling, Session
 
 TIMING = EngineTiming(step_s=0.02, row_s=0.001, context_s=1e-5, prefill_s=0.0005, pair_s=1e-7)
@@ -95,6 +96,9 @@ def balanced(core: EmulatedCore) -> None:
     assert own == core._batch.own_blocks
     assert all(n.locks == users.get(id(n), 0) for n in held)
     assert own * block + core._batch.cache.used <= core.config.blocks * block
+    computed = [r.sequence[: r.length - 1 if r.decoding else r.filled] for r in core._batch.running]
+    assert distinct_tokens(computed) <= core._batch.computed_tokens() <= sum(map(len, computed))
+    assert core._batch.computed_tokens() <= core._batch.used_tokens
     assert core._batch.decoding.context == sum(r.length for r in core._batch.running if r.decoding)
 
 

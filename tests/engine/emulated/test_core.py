@@ -136,14 +136,29 @@ def test_a_commit_that_keeps_the_cache_lets_held_requests_go_on_but_no_one_else_
     assert driven.completions["c"].cached_tokens == 32
 
 
-def test_a_commit_that_recomputes_prefills_what_was_held_once_more() -> None:
+@pytest.mark.parametrize("cache", [CachePolicy.RECOMPUTE, CachePolicy.FLUSH])
+def test_a_commit_that_recomputes_prefills_what_was_held_once_more(cache: CachePolicy) -> None:
     driven = Driven(config())
     driven.submit("a", prompt(40), 30)
     driven.run_until(0.2)
-    publish(driven, CachePolicy.RECOMPUTE)
+    pause = publish(driven, cache)
+    assert driven.core.statistics(driven.core.now, take_intervals=False).kv_used_tokens == 0
     driven.run()
     assert driven.completions["a"].recompute_s > 0
-    assert driven.core.statistics(driven.core.now, take_intervals=False).recomputed_tokens >= 40
+    after = driven.core.statistics(driven.core.now, take_intervals=False)
+    assert after.recomputed_tokens == pause.held_tokens >= 40
+
+
+def test_a_commit_that_shares_lets_others_start_from_what_the_old_weights_computed() -> None:
+    driven = Driven(config())
+    driven.submit("a", prompt(40), 30)
+    driven.run_until(0.2)
+    publish(driven, CachePolicy.SHARE)
+    driven.submit("b", prompt(40), 5)
+    driven.run()
+    assert driven.completions["b"].cached_tokens == 32
+    assert driven.completions["b"].versions_T.tolist() == [1] * 5
+    assert driven.completions["a"].recompute_s == 0
 
 
 def test_a_finishing_pause_lets_in_what_it_preempted_and_nobody_else() -> None:
@@ -182,13 +197,14 @@ def test_tokens_that_cannot_be_served_are_the_users_mistake(length: int, id_: in
         Driven(config()).submit("a", np.full(length, id_, np.int32), 5)
 
 
-def publish(driven: Driven, cache: CachePolicy) -> None:
-    core = driven.core
+def publish(driven: Driven, cache: CachePolicy) -> Pause:
+    core, pauses = driven.core, list[Pause]()
     core.stage(NEXT)
-    core.pause(InFlight.HOLD, lambda pause: None)
+    core.pause(InFlight.HOLD, pauses.append)
     assert core.commit(NEXT, cache) == NEXT
-    core.resume()
     balanced(core)
+    core.resume()
+    return pauses[0]
 
 
 def play(seed: int, *, single_steps: bool) -> Driven:
@@ -211,7 +227,7 @@ def play(seed: int, *, single_steps: bool) -> Driven:
             at(arrives + float(rng.uniform(0, 2)), partial(driven.core.abort, [name]))
     for number in range(1, int(rng.integers(1, 5))):
         pauses, in_flight = float(rng.uniform(0, 4)), list(InFlight)[int(rng.integers(3))]
-        cache = list(CachePolicy)[int(rng.integers(2))]
+        cache = list(CachePolicy)[int(rng.integers(len(CachePolicy)))]
         at(pauses, partial(driven.core.pause, in_flight, lambda pause: None))
         at(pauses + 0.1, partial(change, driven, Version(number=number, digest="v"), cache))
     for when, _, act in sorted(events, key=lambda event: event[:2]):

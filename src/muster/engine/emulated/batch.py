@@ -53,17 +53,15 @@ class Batch:
 
     def computed_tokens(self) -> int:
         """Tokens of those that run which have keys and values; beginnings that they share count once."""
-        shared = self.cache.used - self.cache.idle
+        total = self.cache.used - self.cache.idle
         for request in self.running:
-            node = request.node
-            assert node is not None, "who runs has a place in the cache"
-            if node.owner is request:
-                shared -= len(node.run) - node.ready
+            assert request.node is not None, "who runs has a place in the cache"
             if request.decoding:
                 self.decoding.settle(request)
             computed = request.length - 1 if request.decoding else request.filled
-            shared += max(0, computed - request.path)
-        return shared
+            if computed > request.path or request.node.owner is request:
+                total += computed - request.path  # its own, or what it has still to compute of its place
+        return total
 
     def fits(self, tokens: Ints, match: Match[Request]) -> bool:
         """Whether a sequence fits beside those that run, and one more token for each of these."""
