@@ -101,5 +101,5 @@ async def _enter(context: Any) -> Any:
     return await context.__aenter__()
 
 
-async def _awaited(awaitable: Awaitable[None]) -> None:
+async def _awaited(awaitable: Awaitable[object]) -> None:
     await awaitable

@@ -30,7 +30,9 @@ VOCABULARY = tiny.CONFIG.vocab_size
 class Rig(Protocol):
     """A replica, and the truth about it."""
 
-    replica: Replica
+    @property
+    def replica(self) -> Replica: ...
+
     block_tokens: int  # the prefix cache holds whole blocks of so many
     tells_cost: bool  # what a commit made the replica compute again, in tokens and seconds
 

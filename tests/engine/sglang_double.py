@@ -210,7 +210,7 @@ class Double:
             await clock.sleep(0.01)
         self.model_path = body["model_path"]  # before it has loaded anything
         try:
-            self._load(Path(body["model_path"]))
+            self.load(Path(body["model_path"]))
         except (OSError, SafetensorError, RuntimeError) as error:
             return _result(False, f"Failed to get weights iterator: {error}.")
         if self.faults.breaks_off:
@@ -225,7 +225,7 @@ class Double:
             )
         return _result(True, f"Succeeded to update model weights. Weight version updated to {version}.")
 
-    def _load(self, folder: Path) -> None:
+    def load(self, folder: Path) -> None:
         (path,) = folder.glob("*.safetensors")
         state = {name: tensor.float() for name, tensor in load_file(path).items()}
         if self.faults.ignores_updates:

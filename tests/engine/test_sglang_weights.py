@@ -61,7 +61,7 @@ def test_an_overlapping_server_would_mislabel_a_token_of_a_request_that_is_held_
     async def body(replica: SglangReplica, double: Double) -> None:
         request = await begun(replica, double)
         double.scheduler.pause("in_place")
-        double._load(_laid(folder.parent, publications[0]))
+        double.load(_laid(folder.parent, publications[0]))
         double.scheduler.relabel(label_of(publications[0].version))
         double.scheduler.paused = False
         completion = await request

@@ -370,6 +370,28 @@ def test_an_adapter_of_another_base_or_of_none_is_an_error_that_says_so(tmp_path
     assert left(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a.weight.lora_A": np.ones((4, 48), np.float32)}, "does not fit"),
+        ({"a.weight.lora_B": np.ones((48, 3), np.float32)}, "does not fit"),
+        ({"a.weight.lora_A": np.ones((4, 64), np.uint32)}, "no two matrices"),
+        ({"a.weight.lora_A": np.ones(256, np.float32)}, "no two matrices"),
+        ({"b.weight.lora_A": np.ones((4, 48), np.float32)}, "no two matrices"),
+        ({"c.lora_A": np.ones((4, 48), np.float32)}, "changes c,"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_the_model_is_an_error(tmp_path, change, message):
+    adapter = Adapter(base="b", scale=0.1)
+    publication = in_folder(tmp_path / "there").export(
+        low_rank(1) | change, number=1, digest="d", dtype="bfloat16", adapter=adapter
+    )
+    engine = receiver(tmp_path, base=model_folder(tmp_path / "model", finite()))
+    with pytest.raises(PublicationError, match=message):
+        engine.receive(publication)
+    assert left(tmp_path) == []
+
+
 def test_a_base_in_another_precision_is_rounded_first(tmp_path):
     rng = np.random.default_rng(0)
     exact = {name: rng.standard_normal(array.shape).astype(np.float32) for name, array in weights().items()}

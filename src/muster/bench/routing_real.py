@@ -5,7 +5,9 @@
 Law: one pair of servers for all policies; each policy plays the same plan with tokens of its own, so that it finds
 nothing of the others in the caches. What could be reused at best follows from what was played: of a group's prompt all
 but the first computation, and of each turn all but what it shows anew and the last sampled token, whose keys no engine
-has yet; in whole blocks where the server caches blocks.
+has yet; in whole blocks where the server caches blocks. A session leaves a server that is much slower than the other,
+and computes its context again: on cores that others use as well, ours reuses less than where it never has a reason to
+move.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ _T = TypeVar("_T")
 
 _LAST_LINES = 20
 _LAST_WORDS_S = 2.0
+_LOOK_S = 0.02
 _GUARD = """exec 3<&0
 { trap '' TERM; while read -r _; do :; done; kill -TERM 0; sleep 5; kill -KILL 0; } <&3 3<&- >/dev/null 2>&1 &
 exec "$@" 3<&-"""
@@ -105,7 +106,9 @@ class ServerProcess:
             task.cancel()
 
     async def _end(self) -> str:
-        code = await self._process.wait()
+        # not `wait`: it returns when the pipes are closed too, and the children of a killed server keep them open
+        while (code := self._process.returncode) is None:
+            await clock.sleep(_LOOK_S)
         self._kill()  # the guard, and whatever children it has left behind
         with suppress(TimeoutError):  # a child that left the group may keep the pipes
             async with clock.timeout(_LAST_WORDS_S):

@@ -119,6 +119,7 @@ def _versions(meta: Mapping[str, Any], length: int) -> Ints:
 
 
 def known(label: str) -> Version:
+    """As `version_of`. Raises `ValueError` for a word that is not one of ours."""
     version = version_of(label)
     if version is None:
         raise ValueError(f"weights of unknown version {label!r}")

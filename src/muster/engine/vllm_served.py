@@ -110,7 +110,8 @@ class VllmServed:
             answer = await self._ask("muster_staged", str(publication.version.number))
             if answer["done"]:
                 return wire.staged_from_json(answer)
-            await clock.sleep(_POLL_S)
+            if not answer["busy"]:
+                await clock.sleep(_POLL_S)
 
     async def pause(self, in_flight: InFlight, *, clear_cache: bool = False) -> Pause:
         """Pausing again is the same pause, also while it still waits for requests."""

@@ -73,9 +73,15 @@ class HeldWeights:
 
     def prepare(self, tensors: Mapping[str, Tensor]) -> Ready:
         """Every layer again, with `tensors` in it. Raises `ModelError` when one is missing, unknown or misshapen."""
+        ready = Ready()
+        for _ in self.preparing(tensors, ready):
+            pass
+        return ready
+
+    def preparing(self, tensors: Mapping[str, Tensor], ready: Ready) -> Iterator[None]:
+        """As `prepare`, into `ready`, one layer at a time."""
         for name in sorted(self._parts.keys() ^ tensors.keys()):
             raise ModelError(f"tensor {name} is {'missing' if name in self._parts else 'not known'}")
-        ready = Ready()
         for path in {part.layer: None for part in self._parts.values()}:
             layer = self._layers[path]
             shadow = nn.Module()
@@ -83,7 +89,7 @@ class HeldWeights:
                 if (value := self._stacked(path, kind, tensors)) is not None:
                     shadow.register_parameter(kind, nn.Parameter(value, requires_grad=False))
             ready.layers[path] = _packed(layer, shadow)
-        return ready
+            yield
 
     def put(self, ready: Ready) -> None:
         """The prepared layers serve from now on. Nothing is computed on the CPU; on the GPU bytes are copied."""

@@ -1,20 +1,23 @@
 """What Muster adds to a vLLM worker: `--worker-extension-cls muster.engine.vllm_worker.MusterWorker`.
 
-    muster_stage ─► a thread: fetch, map, pack beside the running model, read back, digest     while serving
-    muster_staged ─► how far that is                                                           asked again and again
+    muster_stage ─► a thread: fetch, decode, map                                               while serving
+    muster_staged ─► between two steps, a layer or a few: pack, read back, digest              asked again and again
     muster_commit ─► the packed layers change places with those that served                    in the pause
     muster_score ─► log-probabilities by what serves now
 
 Law: a call never raises for what the world can do: vLLM may end a worker whose call raised. It answers a dictionary,
-and what went wrong under `error`. A call returns at once, or it holds up every running request: the thread works.
+and what went wrong under `error`. A call holds up every running request, so it works for milliseconds. The thread
+never calls vLLM's kernels: on the CPU they share one scratch memory, and two at once give wrong numbers, in silence.
 """
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
 import atexit
+import hashlib
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ from muster.engine.port import Staged
 from muster.engine.vllm_score import score
 from muster.engine.vllm_weights import HeldWeights, Ready
 from muster.errors import MusterError, PublicationError
-from muster.model.digest import digest
+from muster.model.digest import digest, digesting
 from muster.transport.receive import Receiver
 from muster.types import Version
 
@@ -63,12 +66,61 @@ class MusterWorker:
         return self._muster
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Prepared:
-    ready: Ready
-    digest: str  # of `ready`
-    tensors: dict[str, Tensor]
-    cost: Staged
+_SLICE_S = 0.02
+"""Of packing and reading back between two steps; at least one layer."""
+
+
+class _Staging:
+    """One version on its way: fetched by the thread, then made ready in slices."""
+
+    def __init__(self, version: Version, fetched: Future[tuple[dict[str, Tensor], Staged]]) -> None:
+        self.version, self.fetched = version, fetched
+        self.ready = Ready()
+        self.digest = ""  # of `ready`, once it is
+        self._decode_s = 0.0
+        self._work: Iterator[None] | None = None
+        self._refused = False
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return self.fetched.result()[0]
+
+    @property
+    def cost(self) -> Staged:
+        cost = self.fetched.result()[1]
+        return replace(cost, decode_s=cost.decode_s + self._decode_s)
+
+    @property
+    def failed(self) -> bool:
+        """Then it is fetched anew when it is asked for again."""
+        return self._refused or (self.fetched.done() and self.fetched.exception() is not None)
+
+    def advance(self, held: HeldWeights) -> bool:
+        """Work for a slice; whether it is ready. Raises `PublicationError` when it is not what was published."""
+        if self.digest:
+            return True
+        if self._work is None:
+            self._work = self._make(held)
+        began = clock.now()
+        try:
+            with torch.no_grad():
+                ended = not any(clock.now() - began > _SLICE_S for _ in self._work)
+        except MusterError:
+            self._refused = True
+            raise
+        self._decode_s += clock.now() - began
+        if ended and self.digest != self.version.digest:
+            would, self.digest, self._refused = self.digest, "", True
+            raise PublicationError(
+                f"version {self.version.number}: vllm would hold {would[:12]}, published was {self.version.digest[:12]}"
+            )
+        return ended
+
+    def _make(self, held: HeldWeights) -> Iterator[None]:
+        tensors, total = self.tensors, hashlib.sha256()
+        yield from held.preparing(tensors, self.ready)
+        yield from digesting(held.read(self.ready, tensors), total)
+        self.digest = total.hexdigest()
 
 
 class _Publications:
@@ -85,7 +137,7 @@ class _Publications:
         self._receiver = Receiver(label=label, base=self._folder)
         atexit.register(self._receiver.close)
         self._thread = ThreadPoolExecutor(1, "muster-stage")
-        self._staging: tuple[Version, Future[_Prepared]] | None = None
+        self._staging: _Staging | None = None
 
     def begin(self) -> Answer:
         expected = {
@@ -97,44 +149,36 @@ class _Publications:
     def stage(self, update: wire.UpdateInfo) -> Answer:
         """A version that is staged, or on its way, is not fetched again; one that failed is."""
         version = update.publication().version
-        if self._staging is None or self._staging[0] != version or _failed(self._staging[1]):
-            self._staging = (version, self._thread.submit(self._prepare, update))
+        if self._staging is None or self._staging.version != version or self._staging.failed:
+            self._staging = _Staging(version, self._thread.submit(self._fetch, update))
         return {}
 
     def staged(self, number: int) -> Answer:
-        if self._staging is None or self._staging[0].number != number:
+        """`busy`: ask again at once, there is work to do."""
+        staging = self._staging
+        if staging is None or staging.version.number != number:
             return {"error": f"version {number} is not staged"}
-        future = self._staging[1]
-        if not future.done():
-            return {"done": False}
-        return {"done": True, **wire.staged_to_json(future.result().cost)}
+        if not staging.fetched.done():
+            return {"done": False, "busy": False}
+        if not staging.advance(self._held):
+            return {"done": False, "busy": True}
+        return {"done": True, **wire.staged_to_json(staging.cost)}
 
     def commit(self, number: int) -> Answer:
-        if self._staging is None or self._staging[0].number != number or not self._staging[1].done():
+        staging = self._staging
+        if staging is None or staging.version.number != number or not staging.digest:
             return {"error": f"version {number} is not staged"}
-        prepared = self._staging[1].result()
-        self._held.put(prepared.ready)
+        self._held.put(staging.ready)
         self._staging = None
         if self._held.swaps:
-            return {"digest": prepared.digest}
-        return {"digest": digest(self._held.read(None, prepared.tensors))}
+            return {"digest": staging.digest}
+        return {"digest": digest(self._held.read(None, staging.tensors))}
 
-    def _prepare(self, update: wire.UpdateInfo) -> _Prepared:
-        publication = update.publication()
-        received = self._receiver.receive(publication)
-        started = clock.now()
-        with torch.no_grad():
-            tensors = {name: tensor.to(self._dtype) for name, tensor in _tensors(received.path)}
-            ready = self._held.prepare(tensors)
-            held = digest(self._held.read(ready, tensors))
-        if held != publication.version.digest:
-            raise PublicationError(
-                f"version {publication.version.number}: vllm would hold {held[:12]}, "
-                f"published was {publication.version.digest[:12]}"
-            )
-        decode_s = received.decode_s + clock.now() - started
-        cost = Staged(transfer_s=received.transfer_s, decode_s=decode_s, size_bytes=received.size_bytes)
-        return _Prepared(ready=ready, digest=held, tensors=tensors, cost=cost)
+    def _fetch(self, update: wire.UpdateInfo) -> tuple[dict[str, Tensor], Staged]:
+        received = self._receiver.receive(update.publication())
+        tensors = {name: tensor.to(self._dtype) for name, tensor in _tensors(received.path)}
+        cost = Staged(transfer_s=received.transfer_s, decode_s=received.decode_s, size_bytes=received.size_bytes)
+        return tensors, cost
 
 
 def _tensors(path: Path) -> list[tuple[str, Tensor]]:
@@ -144,10 +188,6 @@ def _tensors(path: Path) -> list[tuple[str, Tensor]]:
             return [(name, file.get_tensor(name)) for name in file.keys()]  # noqa: SIM118 (no mapping)
     except (SafetensorError, OSError) as error:
         raise PublicationError(f"{path}: {error}") from None
-
-
-def _failed(future: Future[Any]) -> bool:
-    return future.done() and future.exception() is not None
 
 
 def _answer(call: Any) -> Answer:

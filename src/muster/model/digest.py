@@ -6,7 +6,7 @@ Law: needs torch alone, so that it is computed inside any engine's process, what
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -18,8 +18,15 @@ def digest(state: Mapping[str, Tensor]) -> str:
     Pass tensors in the serving dtype: equal digests mean bit-identical weights under equal names.
     """
     total = hashlib.sha256()
+    for _ in digesting(state, total):
+        pass
+    return total.hexdigest()
+
+
+def digesting(state: Mapping[str, Tensor], total: hashlib._Hash) -> Iterator[None]:
+    """As `digest`, one parameter at a time, for who must do something else in between."""
     for name in sorted(state):
         tensor = state[name].detach().contiguous()
         total.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
+        yield

@@ -19,7 +19,7 @@ class MemoryConfig(_Paced):
     """Shared memory: engines on the trainer's machine map the file that it wrote."""
 
     kind: Literal["memory"] = "memory"
-    keep: int = Field(default=2, ge=1, description="versions that stay; an engine copies what it stages")
+    keep: int = Field(default=2, ge=2, description="versions that stay: the one before is there to go back to")
 
 
 class _Chained(_Paced):
@@ -29,7 +29,9 @@ class _Chained(_Paced):
     anchor_every: int = Field(
         default=16, ge=1, description="of so many versions one is whole; a restarted engine reads from there on"
     )
-    keep: int = Field(default=2, ge=1, description="versions that stay fetchable, with all that their chains need")
+    keep: int = Field(
+        default=2, ge=2, description="versions that stay fetchable, with all that their chains need; one to go back to"
+    )
 
 
 class DirectConfig(_Chained):

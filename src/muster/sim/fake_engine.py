@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -23,6 +23,7 @@ import numpy.typing as npt
 from muster import clock
 from muster.engine.port import CachePolicy, DeviceInterval, EngineStatistics, InFlight, Pause, Scores, Staged
 from muster.errors import EngineError
+from muster.sim.fake_request import FakeRequest, common, cut
 from muster.types import Completion, DeviceState, Floats, Ints, Publication, Sampling, Session, Version
 
 Policy = Callable[[Ints, Session, Version], Sequence[int]]
@@ -73,25 +74,6 @@ def _all_powers(length: int) -> npt.NDArray[np.uint64]:
     return np.concatenate([np.ones(1, np.uint64), np.cumprod(np.full(length, _ODD))])[:length]
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
-    """A reply being decoded: `done` of its `reply` tokens exist, with their versions."""
-
-    tokens: Ints
-    reply: Ints
-    salt: int  # when it started; only requests of one salt share cache
-    versions: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    aborted: bool = False
-    recompute: bool = False
-    decoding_since: float | None = None  # tokens made since are not among `versions` yet
-    spent_s: dict[str, float] = field(default_factory=dict[str, float])
-
-    @property
-    def sequence(self) -> Ints:
-        return np.concatenate([self.tokens, self.reply[: len(self.versions)]])
-
-
 class FakeReplica:
     """Implements `engine.port.Replica`.
 
@@ -111,7 +93,7 @@ class FakeReplica:
         self._policy, self._rates = policy, rates or FakeRates()
         self._staged: Version | None = None
         self._slots = asyncio.Semaphore(self._rates.capacity)
-        self._live: list[_Request] = []
+        self._live: list[FakeRequest] = []
         self._cached: list[tuple[Ints, int]] = []  # with the salt under which they were computed
         self._salt = 0  # grows with every commit that does not share
         self._change = asyncio.Event()
@@ -263,8 +245,8 @@ class FakeReplica:
     async def _serve(self, tokens: Ints, sampling: Sampling, session: Session, arrived: float) -> Completion:
         self._close_interval()
         room = min(sampling.max_tokens, self._rates.max_model_len - len(tokens))
-        reply, finish = _cut(self._policy(tokens, session, self.version), sampling.stop_tokens, room)
-        request = _Request(
+        reply, finish = cut(self._policy(tokens, session, self.version), sampling.stop_tokens, room)
+        request = FakeRequest(
             tokens=tokens,
             reply=np.array(reply, dtype=np.int32),
             salt=self._salt,
@@ -292,7 +274,7 @@ class FakeReplica:
             **request.spent_s,
         )
 
-    async def _decode(self, request: _Request, temperature: float) -> None:
+    async def _decode(self, request: FakeRequest, temperature: float) -> None:
         """Decode until the reply or a pause ends it; the tokens made meanwhile are of the current version."""
         version = self.version
         wanted = len(request.reply) - len(request.versions)
@@ -312,14 +294,14 @@ class FakeReplica:
         if not request.aborted:
             await self._held(request)
 
-    def _made(self, request: _Request) -> int:
+    def _made(self, request: FakeRequest) -> int:
         """Tokens decoded since the request last took stock."""
         if request.decoding_since is None:
             return 0
         steps = int((clock.now() - request.decoding_since) / self._rates.decode_token_s + 1e-6)
         return min(steps, len(request.reply) - len(request.versions))
 
-    async def _spend(self, request: _Request, phase: str, duration_s: float, *, once: bool = False) -> None:
+    async def _spend(self, request: FakeRequest, phase: str, duration_s: float, *, once: bool = False) -> None:
         """Let `duration_s` of serving pass; pauses stretch it, or end it when `once`. An abort always ends it."""
         while duration_s > 0 and not request.aborted:
             started = clock.now()
@@ -336,7 +318,7 @@ class FakeReplica:
                 return
             await self._held(request)
 
-    async def _held(self, request: _Request) -> None:
+    async def _held(self, request: FakeRequest) -> None:
         started = clock.now()
         while self._pausing is InFlight.HOLD and not request.aborted:
             await self._changed()
@@ -385,7 +367,7 @@ class FakeReplica:
     def _lookup(self, tokens: Ints) -> int:
         # a sibling that is being prefilled counts: its prompt is computed once
         seen = [*self._cached, *((r.tokens, r.salt) for r in self._live)]
-        return max((_common(known, tokens) for known, salt in seen if salt == self._salt), default=0)
+        return max((common(known, tokens) for known, salt in seen if salt == self._salt), default=0)
 
     def _remember(self, tokens: Ints, salt: int) -> None:
         self._cached.append((tokens, salt))
@@ -403,19 +385,3 @@ class FakeReplica:
             state = DeviceState.PUBLISH_PAUSE if self._paused is not None else state
             self._intervals.append(DeviceInterval(state=state, start=self._since, end=now))
         self._since = now
-
-
-def _cut(reply: Sequence[int], stops: Sequence[int], room: int) -> tuple[Sequence[int], Literal["stop", "length"]]:
-    """The reply up to its first stop token or the end of the room."""
-    shown = reply[:room]
-    ends = [shown.index(stop) for stop in stops if stop in shown]
-    if ends:
-        return shown[: min(ends) + 1], "stop"
-    return shown, "length" if len(reply) >= room else "stop"
-
-
-def _common(seen: Ints, tokens: Ints) -> int:
-    """Common beginning, leaving at least the last token to compute."""
-    length = min(len(seen), len(tokens) - 1)
-    different = np.flatnonzero(seen[:length] != tokens[:length])
-    return int(different[0]) if len(different) else length

@@ -25,7 +25,7 @@ A, B = ".lora_A", ".lora_B"
 """Behind the name of the weight that a low-rank matrix changes."""
 
 _BLOCK = 1 << 16
-"""Elements handled at a time: what is summed stays in a core's own cache, and an engine's thread is seldom disturbed."""
+"""Elements handled at a time: what is summed stays in a core's cache, and an engine's thread is seldom disturbed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,9 +71,12 @@ def _merged(base: Mapping[str, Array], low_rank: Mapping[str, Array], name: str,
     weight = _rounded(base[name], dtype)
     if name + A not in low_rank:
         return weight
-    if name + B not in low_rank:
-        raise PublicationError(f"corrupt adapter: {name}{A} without {name}{B}")
-    return merge_one(weight, low_rank[name + A], low_rank[name + B], scale=scale, dtype=dtype)
+    a_RI, b_OR = low_rank[name + A], low_rank.get(name + B)
+    if b_OR is None or {a_RI.dtype, b_OR.dtype} != {np.dtype(np.float32)} or a_RI.ndim != 2:
+        raise PublicationError(f"corrupt adapter: {name} has no two matrices in float32")
+    if b_OR.shape != (weight.shape[0], a_RI.shape[0]) or weight.shape[1:] != a_RI.shape[1:]:
+        raise PublicationError(f"{name}: an adapter of {b_OR.shape} x {a_RI.shape} does not fit {weight.shape}")
+    return merge_one(weight, a_RI, b_OR, scale=scale, dtype=dtype)
 
 
 def _rounded(array: Array, dtype: str) -> Array:
