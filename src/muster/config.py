@@ -212,7 +212,7 @@ def _as_written(location: list[str]) -> list[str]:
 
 def _nearest(location: list[str]) -> str:
     """The closest valid name, wherever in the configuration it is."""
-    names = list(dict.fromkeys(_key_paths(RunConfig)))  # kinds of one section share names
+    names = list(dict.fromkeys(key_paths()))  # kinds of one section share names
     here = [n for n in names if n.split(".")[:-1] == location[:-1]]
     close = difflib.get_close_matches(".".join(location), here, 1, 0.5)
     close = close or [n for n in names if n.split(".")[-1] == location[-1]]
@@ -220,11 +220,12 @@ def _nearest(location: list[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; valid here: {', '.join(n.split('.')[-1] for n in here)}"
 
 
-def _key_paths(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
+def key_paths(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterable[str]:
+    """Every key that may be set, sections included, as `schedule.max_lag`; those that kinds share more than once."""
     for name, field in model.model_fields.items():
         yield prefix + name
         for inner in _models_in(field.annotation):
-            yield from _key_paths(inner, f"{prefix}{name}.")
+            yield from key_paths(inner, f"{prefix}{name}.")
 
 
 def _models_in(annotation: Any) -> Iterable[type[BaseModel]]:
