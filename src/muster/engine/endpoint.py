@@ -7,8 +7,9 @@ the server answered: 4xx says that the request is wrong, and no other replica wo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, NoReturn, TypeVar
 
 import aiohttp
 
@@ -53,25 +54,54 @@ class Endpoint:
     ) -> Any:
         """One exchange, answered with status 200. Returns its JSON; None for an empty answer."""
         deadline_s = self._timeout_s if timeout_s is None else timeout_s
+        async with self._failing(path, deadline_s), self._request(method, path, body, headers) as response:
+            status, raw = response.status, await response.read()
+        if status != 200:
+            self._refuse(path, status, raw)
+        return self.parsed(lambda: json.loads(raw) if raw else None)
+
+    async def events(
+        self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None, timeout_s: float
+    ) -> AsyncGenerator[Any]:
+        """The JSON of each server-sent event that answers a POST. The deadline is of all together; closing this closes
+        the connection.
+        """
+        end = clock.now() + timeout_s
+        async with AsyncExitStack() as stack:
+            async with self._failing(path, timeout_s):
+                response = await stack.enter_async_context(self._request("POST", path, body, headers))
+                if response.status != 200:
+                    self._refuse(path, response.status, await response.read())
+            events = _events(response.content)
+            while True:
+                async with self._failing(path, end - clock.now(), said=timeout_s):
+                    data = await anext(events, None)
+                if data is None:
+                    return
+                yield self.parsed(lambda data=data: json.loads(data))
+
+    def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] | None
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self._http.request(method, self._url + path, json=body, headers={**self._headers, **(headers or {})})
+
+    @asynccontextmanager
+    async def _failing(self, path: str, deadline_s: float, *, said: float | None = None) -> AsyncGenerator[None]:
+        """What fails within, or takes longer, fails as an `EngineError`. said: the deadline that the error names."""
         if self._death is not None:
             raise EngineError(f"{self.name} is dead: {self._death}")
         try:
-            async with (
-                clock.timeout(deadline_s),
-                self._http.request(
-                    method, self._url + path, json=body, headers={**self._headers, **(headers or {})}
-                ) as response,
-            ):
-                status, raw = response.status, await response.read()
+            async with clock.timeout(deadline_s):
+                yield
         except TimeoutError:
-            raise EngineError(f"{self.name} {path}: no answer within {deadline_s:g} s") from None
+            raise EngineError(f"{self.name} {path}: no answer within {said or deadline_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             # the process's own last words arrive a moment after its connections break
             await clock.sleep(0.05)
             raise EngineError(f"{self.name} {path}: {self._death or error!r}") from None
-        if status != 200:
-            raise EngineError(f"{self.name} {path}: {status} {_message(raw)}", {"status": status})
-        return self.parsed(lambda: json.loads(raw) if raw else None)
+
+    def _refuse(self, path: str, status: int, raw: bytes) -> NoReturn:
+        raise EngineError(f"{self.name} {path}: {status} {_message(raw)}", {"status": status})
 
     def parsed(self, parse: Callable[[], _T]) -> _T:
         """What `parse` returns; an answer that it cannot read is the server's fault."""
@@ -79,6 +109,17 @@ class Endpoint:
             return parse()
         except (KeyError, ValueError, TypeError, IndexError) as error:
             raise EngineError(f"{self.name}: an answer that is not of the dialect ({error!r})") from None
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
+    """The data of server-sent events, however long one is; `[DONE]` and comments are passed over."""
+    rest = b""
+    async for chunk in content.iter_any():
+        *events, rest = (rest + chunk).split(b"\n\n")
+        for event in events:
+            data = event.strip().removeprefix(b"data:").strip()
+            if data.startswith(b"{"):
+                yield data
 
 
 def _message(raw: bytes) -> str:
