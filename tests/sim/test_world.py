@@ -56,3 +56,8 @@ def test_every_fault_is_really_injected() -> None:
 def test_a_batch_whose_step_died_uncommitted_may_form_again_with_other_groups() -> None:
     """Seed 752 found it: an older group became ready while the step ran that a kill then took away."""
     assert live(752).violation is None
+
+
+def test_attempts_that_end_together_give_each_kept_state_back_once() -> None:
+    """Seed 1829 found it: both took the same state, and the second did not find it any more."""
+    assert live(1829).violation is None

@@ -113,12 +113,15 @@ class Keeps:
     async def tidy(self) -> None:
         """Give back what is not needed any more."""
         while self._unneeded:
-            row = self._unneeded[-1]
-            await self._give_back(row)
+            row = self._unneeded.pop()  # attempts that end together tidy at once: each takes its own
+            try:
+                await self._give_back(row)
+            except BaseException:
+                self._unneeded.append(row)
+                raise
             self._journal.forget(
                 KeepRow, "group_id = ? AND sibling = ? AND snapshot = ?", row.group_id, row.sibling, row.snapshot
             )
-            self._unneeded.remove(row)
 
     async def finish(self) -> None:
         """The run is done: nothing will be continued."""
