@@ -24,8 +24,8 @@ FLAGS = {
 BENCHES = {
     "control": {"--live", "--seed", "--json", "--check"},
     "lag": {"--seed", "--json", "--check"},
-    "publish": {"--model", "--engine", "--arm", "--repeats", "--json", "--check"},
-    "routing": {"--repetitions", "--jobs", "--real", "--engine", "--model", "--json", "--check"},
+    "publish": {"--model", "--engine", "--python", "--arm", "--repeats", "--json", "--check"},
+    "routing": {"--repetitions", "--jobs", "--real", "--engine", "--python", "--model", "--json", "--check"},
     "selection": {"--repetitions", "--seed", "--json", "--check"},
     "ttb": {"--virtual", "--real", "--grid", "--repetitions", "--declaration", "--plot", "--json", "--check"},
 }

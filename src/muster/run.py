@@ -284,7 +284,7 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
             fingerprint=fingerprint,
             seed=config.seed,
         )
-        canary = agent.begin(place.suites.train[0]).transcript.tokens.tolist()
+        canary = agent.begin(place.suites.train[0]).transcript.tokens.tolist()[: config.publish.canary_tokens]
         yield _Built(
             engines=fleet.replicas,
             fleet=fleet,

@@ -101,6 +101,8 @@ def test_an_arm_or_an_engine_that_is_not_known_is_the_users_error() -> None:
         publish.run_publish_bench(print, model="m", engine=publish.engine_of("embedded"), repeats=1, only=["direct"])
     with pytest.raises(UserError, match="embedded or vllm"):
         publish.engine_of("tgi")
+    with pytest.raises(UserError, match="--engine vllm"):
+        publish.engine_of("embedded", python="/opt/vllm/bin/python")
 
 
 @pytest.mark.model

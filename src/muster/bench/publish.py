@@ -26,12 +26,14 @@ from muster import clock
 from muster.bench.publish_arm import Arm, Published, Stage, play, rounds
 from muster.bench.publish_batches import prompts_of, sample_batches
 from muster.bench.result import BenchResult, Target, Value
-from muster.engine.config import EmbeddedEngineConfig, EngineConfig, VllmConfig
+from muster.bench.servers import server_config
+from muster.engine.config import EngineConfig
 from muster.engine.launching import launch
 from muster.errors import UserError
 from muster.model.config import LlamaConfig
 from muster.model.weights import parameter_shapes, resolve
 from muster.publish.config import CheckpointConfig, DirectConfig, MemoryConfig, TransportConfig
+from muster.publish.publisher import PublisherConfig
 from muster.publish.transports import exporter_for
 from muster.trainer.adapter import AdapterConfig
 from muster.trainer.config import TrainerConfig
@@ -82,15 +84,9 @@ def arm(name: str, directory: Path, dtype: Literal["bfloat16", "float32"]) -> Ar
     )
 
 
-def engine_of(kind: str) -> EngineConfig:
-    """Settings of the engine that is published to. kind: embedded or vllm."""
-    if kind == "vllm":
-        return VllmConfig(max_model_len=MAX_MODEL_LEN, max_streams=STREAMS)
-    if kind != "embedded":
-        raise UserError(f"--engine {kind}: it is embedded or vllm")
-    return EmbeddedEngineConfig(
-        max_streams=STREAMS, max_model_len=MAX_MODEL_LEN, kv_capacity_tokens=2 * STREAMS * MAX_MODEL_LEN
-    )
+def engine_of(kind: str, *, python: str = "") -> EngineConfig:
+    """Settings of the engine that is published to; as `servers.server_config`."""
+    return server_config(kind, python=python, streams=STREAMS, max_model_len=MAX_MODEL_LEN)
 
 
 def run_publish_bench(
@@ -121,7 +117,7 @@ def run_publish_bench(
         quiet_s=quiet_s,
         cap=cap,
         repeats=repeats,
-        canary=np.concatenate(asked),
+        canary=np.concatenate(asked)[: PublisherConfig().canary_tokens],
         temperature=TEMPERATURE,
     )
     found = clock.run(_all(say, stage, asked, only))
@@ -137,6 +133,7 @@ def run_publish_bench(
             "whole_bytes": whole_bytes,
             "learning_rate": TrainerConfig().lr,
             "streams": streams,
+            "canary_tokens": len(stage.canary),
             "repeats": repeats,
             "cores": os.cpu_count(),
         },

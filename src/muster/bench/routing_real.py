@@ -23,12 +23,12 @@ import numpy as np
 from muster import clock
 from muster.bench.result import BenchResult, Target, Value
 from muster.bench.routing import HIT_OF_BEST, OURS, POLICIES
-from muster.engine.config import EmbeddedEngineConfig, EngineConfig, VllmConfig
+from muster.bench.servers import server_config
+from muster.engine.config import EngineConfig, VllmConfig
 from muster.engine.fleet import Fleet
 from muster.engine.launching import launch
 from muster.engine.port import EngineStatistics, Replica
 from muster.engine.router import Policy, RouterConfig
-from muster.errors import UserError
 from muster.model.config import LlamaConfig
 from muster.model.weights import resolve
 from muster.types import Ints, Sampling, Session
@@ -68,20 +68,15 @@ class Planned:
     tools_s: tuple[float, ...]
 
 
-def engine_of(kind: str) -> EngineConfig:
-    """Settings of the servers, with memory for every context on each. kind: embedded or vllm."""
-    sessions = GROUPS * GROUP_SIZE
-    if kind == "vllm":
-        return VllmConfig(
-            replicas=REPLICAS, max_model_len=MAX_MODEL_LEN, max_streams=sessions, block_tokens=VLLM_BLOCK_TOKENS
-        )
-    if kind != "embedded":
-        raise UserError(f"--engine {kind}: it is embedded or vllm")
-    return EmbeddedEngineConfig(
+def engine_of(kind: str, *, python: str = "") -> EngineConfig:
+    """Settings of the servers; as `servers.server_config`."""
+    return server_config(
+        kind,
+        python=python,
         replicas=REPLICAS,
-        max_streams=sessions,
+        streams=GROUPS * GROUP_SIZE,
         max_model_len=MAX_MODEL_LEN,
-        kv_capacity_tokens=2 * sessions * MAX_MODEL_LEN,
+        vllm_block_tokens=VLLM_BLOCK_TOKENS,
     )
 
 

@@ -9,6 +9,8 @@ import typer
 
 from muster.cli.shared import CheckOption, JsonOption, bench_app, conclude, out
 
+PythonOption = Annotated[str, typer.Option(help="With --engine vllm: the interpreter that has it; default: this one.")]
+
 
 @bench_app.command("engine", epilog="Example:  muster bench engine --streams 1 --streams 32 --check")
 def bench_engine(
@@ -98,6 +100,7 @@ def bench_routing(
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one on each core.")] = 0,
     real: Annotated[bool, typer.Option("--real", help="Two real servers on this machine, in wall time.")] = False,
     engine: Annotated[str, typer.Option(help="With --real: embedded or vllm.")] = "embedded",
+    python: PythonOption = "",
     model: Annotated[str, typer.Option(help="With --real: as in the configuration.")] = "starter",
     json_file: JsonOption = None,
     check: CheckOption = False,
@@ -107,7 +110,8 @@ def bench_routing(
     from muster.bench.routing_real import engine_of, run_real_routing_bench
 
     if real:
-        result = run_real_routing_bench(out.print, model=model, engine=engine_of(engine), repetitions=repetitions)
+        servers = engine_of(engine, python=python)
+        result = run_real_routing_bench(out.print, model=model, engine=servers, repetitions=repetitions)
     else:
         result = run_routing_bench(repetitions=repetitions, jobs=jobs, say=out.print)
     out.print(result.table(), soft_wrap=True)
@@ -121,6 +125,7 @@ def bench_routing(
 def bench_publish(
     model: Annotated[str, typer.Option(help="As in the configuration.")] = "starter",
     engine: Annotated[str, typer.Option(help="What is published to: embedded or vllm.")] = "embedded",
+    python: PythonOption = "",
     arm: Annotated[list[str] | None, typer.Option(help="Such as checkpoint-delta; default: all. Repeatable.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Publications of each arm; the median counts.")] = 3,
     json_file: JsonOption = None,
@@ -129,7 +134,8 @@ def bench_publish(
     """New weights by three transports, whole, delta and adapter: latency, pause, bytes, and what decoding loses."""
     from muster.bench.publish import ARMS, engine_of, run_publish_bench
 
-    result = run_publish_bench(out.print, model=model, engine=engine_of(engine), repeats=repeats, only=arm or ARMS)
+    server = engine_of(engine, python=python)
+    result = run_publish_bench(out.print, model=model, engine=server, repeats=repeats, only=arm or ARMS)
     out.print(result.table(), soft_wrap=True)
     conclude(result, json_file, check=check)
 
