@@ -19,7 +19,8 @@ from muster.engine.config import EmbeddedEngineConfig
 from muster.engine.embedded import launch
 from muster.model.tokenizer import tokenizer_from
 from muster.model.weights import resolve
-from muster.publish import memory
+from muster.publish import transports
+from muster.publish.config import MemoryConfig
 from muster.publish.publisher import Canary, Publisher, PublisherConfig
 from muster.rollout.agent import Agent, AgentConfig
 from muster.rollout.attempt import Rollout
@@ -59,7 +60,8 @@ async def main(steps: int, directory: Path) -> None:
         pool = Pool(backend, SandboxConfig())
         stack.push_async_callback(pool.close)
         engine = await stack.enter_async_context(launch(EmbeddedEngineConfig(), model, "engine0"))
-        exporter = memory.MemoryExporter(run_label="minimal", fallback=directory / "weights")
+        exporter = transports.exporter_for(MemoryConfig(), run_label="minimal", directory=directory)
+        stack.callback(exporter.clear)
         trainer = await stack.enter_async_context(
             ProcessTrainer(TrainerConfig(), model=str(model), temperature=TEMPERATURE, exporter=exporter)
         )
@@ -87,7 +89,7 @@ async def main(steps: int, directory: Path) -> None:
             (expected,) = await trainer.score([canary], temperature=TEMPERATURE)
             proof = Canary(tokens=canary, temperature=TEMPERATURE, logprobs_T=expected)
             (record,) = await publisher.publish(publication, proof, trained_at=trained, export_s=0.0)
-            memory.retire(publication)
+            transports.retire(publication)
 
             reward = np.mean([r for g in groups for r in g.rewards])
             print(

@@ -14,7 +14,8 @@ import numpy as np
 
 import tiny_llama as tiny
 from muster import clock
-from muster.engine.embedded import EmbeddedEngineConfig, launch
+from muster.engine.config import EmbeddedEngineConfig
+from muster.engine.embedded import launch
 from muster.engine.fleet import Fleet
 from muster.engine.keeper import KeptReplica, OnEnd
 from muster.engine.pieces import Piece

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from muster.publish.chain import ChainExporter
-from muster.publish.places import FolderPlace, ServedPlace
+from muster.publish.places import FolderPlace, MemoryPlace, ServedPlace
+from muster.transport.receive import Receiver
 from muster.transport.tensors import Array, digest, map_arrays, read_header
 from muster.types import Publication
 
@@ -47,11 +48,27 @@ def in_folder(folder: Path, **settings) -> ChainExporter:  # type: ignore[no-unt
     return ChainExporter(FolderPlace(folder), transport="checkpoint", label="run", **{"form": "delta"} | settings)
 
 
+def in_memory(directory: Path, *, fallback: Path | None = None, label: str = "run", **settings) -> ChainExporter:  # type: ignore[no-untyped-def]
+    place = MemoryPlace(fallback=fallback or directory, directory=directory)
+    return ChainExporter(place, transport="memory", label=label, **settings)
+
+
 def served(folder: Path, **settings) -> ChainExporter:  # type: ignore[no-untyped-def]
     place = ServedPlace(
         host="127.0.0.1", port=0, advertised_host="", fallback=folder / "fallback", directory=folder / "shm"
     )
     return ChainExporter(place, transport="direct", label="run", **{"form": "delta"} | settings)
+
+
+def receiver(folder: Path, **settings) -> Receiver:  # type: ignore[no-untyped-def]
+    """Of an engine that keeps its files in `folder`/here."""
+    (folder / "here").mkdir(exist_ok=True)
+    return Receiver(label="e0", directory=folder / "here", **settings)
+
+
+def left(folder: Path) -> list[str]:
+    """Names of the files that such a receiver has."""
+    return sorted(path.name for path in (folder / "here").iterdir())
 
 
 def same(path: Path, arrays: dict[str, Array]) -> bool:

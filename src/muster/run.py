@@ -28,7 +28,7 @@ from muster import clock
 from muster.config import RunConfig, to_toml, validate
 from muster.engine.fleet import Fleet
 from muster.engine.keeper import KeptReplica, keep
-from muster.engine.launching import launch
+from muster.engine.launching import is_ours, launch
 from muster.engine.port import Replica
 from muster.environments import environment
 from muster.errors import MusterError, UserError
@@ -41,7 +41,8 @@ from muster.observe.dashboard import Dashboard, PlainLog
 from muster.orchestrator.dispatch import Dispatcher
 from muster.orchestrator.garbage import seldom_collected
 from muster.orchestrator.keeps import Keeps
-from muster.orchestrator.loops import Orchestrator, Parts
+from muster.orchestrator.loops import Orchestrator
+from muster.orchestrator.parts import Parts
 from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import standing
 from muster.orchestrator.scheduler import Scheduler
@@ -253,9 +254,10 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
     renderer = Renderer(tokenizer_from(place.model))
     async with contextlib.AsyncExitStack() as stack:
         here = await stack.enter_async_context(environment(config.sandbox, config.verifier, label=place.directory.name))
+        keepers = await stack.enter_async_context(asyncio.TaskGroup())
         async with asyncio.TaskGroup() as starts:  # a server takes its time, and most of that it waits
             starting = [
-                starts.create_task(stack.enter_async_context(_kept_engine(place, journal, index)))
+                starts.create_task(stack.enter_async_context(_kept_engine(place, journal, index, keepers)))
                 for index in range(config.engine.replicas)
             ]
         engines = [started.result() for started in starting]
@@ -296,13 +298,17 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
         )
 
 
-def _kept_engine(place: _Place, journal: Journal, index: int) -> contextlib.AbstractAsyncContextManager[KeptReplica]:
+def _kept_engine(
+    place: _Place, journal: Journal, index: int, keepers: asyncio.TaskGroup
+) -> contextlib.AbstractAsyncContextManager[KeptReplica]:
     """The `index`-th replica, started again when it ends; the journal is told of each end."""
     config, name = place.config, f"engine{index}"
     return keep(
         lambda on_end: launch(config.engine, place.model, name, index=index, on_end=on_end),
         name,
         config.keeper,
+        keepers=keepers,
+        ours=is_ours(config.engine),
         say=lambda words: journal.record(EventRow(at=clock.now(), kind="engine_ended", message=words)),
     )
 

@@ -76,6 +76,11 @@ def test_text_is_tokens_and_tokens_are_text(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
 
 
+@given(st.lists(st.integers(0, 9_999_999)))
+def test_numbers_are_the_tokens_of_their_text(numbers: list[int]) -> None:
+    assert TOKENIZER.numbers(np.array(numbers, np.int64)) == TOKENIZER.encode("".join(f" {n}" for n in numbers))
+
+
 @given(st.text(alphabet="\x01\x02\x03\x04 12ab"))
 def test_what_a_program_printed_ends_no_turn(text: str) -> None:
     roles = set(range(5))

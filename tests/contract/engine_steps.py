@@ -10,7 +10,7 @@ import pytest
 
 from contract.engine_rigs import VOCABULARY, Rig, T
 from muster import clock
-from muster.engine.embedded import EmbeddedEngineConfig
+from muster.engine.config import EmbeddedEngineConfig
 from muster.engine.port import CachePolicy, InFlight, Pause, Replica
 from muster.types import Completion, Ints, Publication, Sampling, Session, Version
 

@@ -13,11 +13,11 @@ import pytest
 
 from muster import clock
 from muster.errors import MusterError, TrainerError
-from muster.publish.memory import MemoryExporter
 from muster.sim.fake_trainer import FakeTrainer, FakeTrainerConfig
 from muster.trainer.config import TrainerConfig
 from muster.trainer.port import Trainer
 from muster.trainer.process import ProcessTrainer
+from publications import in_memory
 from trainer.tiny import random_batch, write_tiny
 
 TOKENS = [np.arange(3, 13, dtype=np.int32), np.arange(3, 8, dtype=np.int32)]
@@ -61,10 +61,9 @@ def bench(runner: tuple[asyncio.Runner, str], tmp_path_factory: pytest.TempPathF
 async def _make(kind: str, root: Path) -> Trainer:
     if kind == "fake":
         return FakeTrainer(FakeTrainerConfig())
-    exporter = MemoryExporter(run_label="contract", directory=root, fallback=root)
     model = str(write_tiny(root / "model"))
     config = TrainerConfig(dtype="float32", threads=1)
-    return ProcessTrainer(config, model=model, temperature=0.8, exporter=exporter)
+    return ProcessTrainer(config, model=model, temperature=0.8, exporter=in_memory(root))
 
 
 def test_a_step_answers_for_its_batch(bench):

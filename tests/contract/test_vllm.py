@@ -70,6 +70,21 @@ def test_scores_and_samples_are_after_temperature(on_vllm: Check, temperature: f
     on_vllm(body)
 
 
+def test_prompts_beyond_what_one_step_computes_are_served_with_their_seeds(on_vllm: Check) -> None:
+    """On the CPU a step that computes a part of a seeded request's prompt would end the engine."""
+
+    async def body(rig: Rig) -> None:
+        prompts = [prompt(200 + i, 900) for i in range(8)]
+        asked = Sampling(temperature=T, max_tokens=4, seed=5)
+        replies = await asyncio.gather(
+            *(rig.replica.generate(p, asked, session(f"long{i}")) for i, p in enumerate(prompts))
+        )
+        again = await rig.replica.generate(prompts[-1], asked, session("again"))
+        assert again.tokens_T.tolist() == replies[-1].tokens_T.tolist()
+
+    on_vllm(body)
+
+
 def test_weights_that_are_not_what_was_published_are_never_committed(on_vllm: Check) -> None:
     async def body(rig: Rig) -> None:
         before = (await rig.replica.statistics()).version

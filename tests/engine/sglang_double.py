@@ -47,6 +47,7 @@ class Faults:
     ignores_updates: bool = False  # answers 200 and loads nothing
     breaks_off: bool = False  # fails in the middle of an update
     deaf: bool = False  # never answers an update
+    silent: bool = False  # never answers a pause
     corrupts: bool = False  # loads an update with one wrong tensor
 
 
@@ -189,6 +190,8 @@ class Double:
         self._unpaused.clear()
         if mode != "abort":
             self.scheduler.pause(mode)
+        if self.faults.silent:
+            await asyncio.Event().wait()
         while mode == "abort" and self._in_flight:
             self.scheduler.abort("", abort_all=True)
             await clock.sleep(1.0)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import tiny_llama as tiny
 from muster import clock
-from muster.engine.embedded import EmbeddedEngineConfig, launch
+from muster.engine.config import EmbeddedEngineConfig
+from muster.engine.embedded import launch
+from muster.engine.keeper import KeeperConfig, keep
 from muster.errors import EngineError
 from muster.model import weights
 from muster.publish.config import CheckpointConfig
@@ -61,6 +67,54 @@ def test_a_launch_that_fails_carries_the_process_own_words(tmp_path: Path) -> No
                 pass
 
     clock.run(main())
+
+
+def test_a_process_that_is_stopped_is_ended_and_another_one_serves(tmp_path: Path) -> None:
+    """It is not dead: it takes connections, and never answers."""
+    model, name = tiny.write_model(tmp_path / "model"), f"stopped-{os.getpid()}"
+    words: list[str] = []
+
+    async def main() -> None:
+        config = KeeperConfig(wedged_s=0.5, first_delay_s=0.0)
+        async with (
+            clock.timeout(60),
+            asyncio.TaskGroup() as keepers,
+            keep(
+                lambda on_end: launch(CONFIG, model, name, on_end=on_end),
+                name,
+                config,
+                keepers=keepers,
+                say=words.append,
+            ) as replica,
+        ):
+            await replica.statistics()
+            stopped = process_of(name)
+            os.kill(stopped, signal.SIGSTOP)
+            while not words:
+                with suppress(TimeoutError, EngineError):
+                    async with clock.timeout(0.2):
+                        await replica.statistics()
+                await clock.sleep(0.05)
+            while True:
+                with suppress(EngineError):
+                    await replica.statistics()
+                    break
+                await clock.sleep(0.05)
+            assert process_of(name) != stopped
+
+    clock.run(main())
+    assert "how it is (keeper.wedged_s = 0.5)" in words[0]
+    assert len(words) == 1
+
+
+def process_of(name: str) -> int:
+    """The one that serves under this name."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            said = (entry / "cmdline").read_bytes().split(b"\0")
+            if b"muster.engine.serve" in said and name.encode() in said and b"/bin/sh" not in said:
+                return int(entry.name)
+    raise AssertionError(f"no process is {name}")
 
 
 def test_launching_needs_no_torch_in_this_process() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import numpy as np
 import pytest
@@ -16,11 +16,11 @@ from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.replica import EmulatedReplica
 from muster.engine.emulated.timing import EngineTiming
 from muster.engine.fleet import Fleet
-from muster.engine.keeper import KeeperConfig, KeptReplica, OnEnd, Patience, keep
-from muster.engine.port import CachePolicy, InFlight
+from muster.engine.keeper import KeeperConfig, KeptReplica, OnEnd, Patience, Silence, Start, keep
+from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Replica
 from muster.engine.routing.health import ReplicaState
 from muster.errors import EngineError, ModelError
-from muster.types import Completion, Publication, Sampling, Session, Version
+from muster.types import Completion, Ints, Publication, Sampling, Session, Version
 
 ENGINE = EmulatedEngineConfig(
     timing=EngineTiming(step_s=0.01, prefill_s=1e-4), max_running=8, kv_capacity_tokens=20_000, vocabulary=1000
@@ -29,12 +29,30 @@ ONE = Version(number=1, digest="one")
 PROMPT = np.arange(3, 103, dtype=np.int32)
 
 
+class Server(EmulatedReplica):
+    """One that can get stuck: it is called, and never answers."""
+
+    stuck = False
+
+    async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
+        await self._stuck()
+        return await super().generate(tokens, sampling, session)
+
+    async def statistics(self) -> EngineStatistics:
+        await self._stuck()
+        return await super().statistics()
+
+    async def _stuck(self) -> None:
+        while self.stuck:
+            await clock.sleep(1.0)
+
+
 class Power:
     """Starts emulated servers, and ends them."""
 
     def __init__(self, *, fails_at: tuple[int, ...] = (), tidy_s: float = 0.0) -> None:
         self.starts: list[float] = []
-        self.running: EmulatedReplica | None = None
+        self.running: Server | None = None
         self._fails_at, self._tidy_s = fails_at, tidy_s
         self._on_end: OnEnd = lambda words: None
 
@@ -44,7 +62,7 @@ class Power:
         if len(self.starts) in self._fails_at:
             raise EngineError("out of memory")
         await clock.sleep(2.0)
-        self.running, self._on_end = EmulatedReplica("r0", ENGINE), on_end
+        self.running, self._on_end = Server("r0", ENGINE), on_end
         try:
             yield self.running
         finally:
@@ -55,6 +73,31 @@ class Power:
         assert self.running is not None
         self.running.crash(words)
         self._on_end(words)
+
+
+_DEFAULT = KeeperConfig()
+
+
+@asynccontextmanager
+async def kept(
+    start: Start, config: KeeperConfig = _DEFAULT, *, ours: bool = True, say: Callable[[str], None] = lambda words: None
+) -> AsyncIterator[KeptReplica]:
+    """Errors as they are raised, out of their groups."""
+    try:
+        async with (
+            asyncio.TaskGroup() as keepers,
+            keep(start, "r0", config, keepers=keepers, ours=ours, say=say) as replica,
+        ):
+            yield replica
+    except BaseExceptionGroup as group:
+        (error,) = group.exceptions
+        raise error from None
+
+
+async def unheard(replica: Replica, timeout_s: float) -> None:
+    with pytest.raises(TimeoutError):
+        async with clock.timeout(timeout_s):
+            await replica.statistics()
 
 
 def run(body: Awaitable[None]) -> None:
@@ -91,7 +134,7 @@ def in_fleet(replica: KeptReplica) -> Fleet:
 def test_a_server_that_ended_is_started_again_and_serves_once_the_present_version_was_delivered() -> None:
     async def body() -> None:
         power, words = Power(), list[str]()
-        async with keep(power.start, "r0", KeeperConfig(), say=words.append) as replica:
+        async with kept(power.start, say=words.append) as replica:
             fleet = in_fleet(replica)
             await publish(fleet)
             power.cut()
@@ -113,7 +156,7 @@ def test_a_server_that_ended_is_started_again_and_serves_once_the_present_versio
 def test_while_there_is_no_server_every_call_says_why_at_once() -> None:
     async def body() -> None:
         power = Power()
-        async with keep(power.start, "r0", KeeperConfig(first_delay_s=50.0)) as replica:
+        async with kept(power.start, KeeperConfig(first_delay_s=50.0)) as replica:
             power.cut("power cut")
             await clock.sleep(0)
             asked = clock.now()
@@ -127,7 +170,7 @@ def test_while_there_is_no_server_every_call_says_why_at_once() -> None:
 def test_the_fleet_hears_of_an_end_before_its_remains_are_tidied_up() -> None:
     async def body() -> None:
         power = Power(tidy_s=30.0)
-        async with keep(power.start, "r0", KeeperConfig()) as replica:
+        async with kept(power.start) as replica:
             fleet = in_fleet(replica)
             await fleet.statistics()
             power.cut()
@@ -141,7 +184,7 @@ def test_the_pauses_between_restarts_double_and_one_that_keeps_ending_is_retired
     async def body() -> None:
         power, words = Power(), list[str]()
         config = KeeperConfig(restarts_per_hour=4, first_delay_s=1.0, longest_delay_s=4.0)
-        async with keep(power.start, "r0", config, say=words.append) as replica:
+        async with kept(power.start, config, say=words.append) as replica:
             fleet = in_fleet(replica)
             for _ in range(5):
                 while power.running is None:
@@ -163,7 +206,7 @@ def test_the_pauses_between_restarts_double_and_one_that_keeps_ending_is_retired
 def test_a_restart_that_fails_is_an_end_like_any_other() -> None:
     async def body() -> None:
         power, words = Power(fails_at=(2, 3)), list[str]()
-        async with keep(power.start, "r0", KeeperConfig(), say=words.append) as replica:
+        async with kept(power.start, say=words.append) as replica:
             power.cut()
             await clock.sleep(60.0)
             assert (await replica.statistics()).replica == "r0"
@@ -182,7 +225,7 @@ def test_a_first_start_that_fails_is_the_callers_error(error: Exception) -> None
 
     async def body() -> None:
         with pytest.raises(type(error), match=str(error)):
-            async with keep(broken, "r0", KeeperConfig()):
+            async with kept(broken):
                 pass
 
     run(body())
@@ -191,7 +234,7 @@ def test_a_first_start_that_fails_is_the_callers_error(error: Exception) -> None
 def test_the_end_of_the_block_ends_a_wait_for_a_restart() -> None:
     async def body() -> None:
         power = Power()
-        async with keep(power.start, "r0", KeeperConfig(first_delay_s=1000.0, longest_delay_s=1000.0)):
+        async with kept(power.start, KeeperConfig(first_delay_s=1000.0, longest_delay_s=1000.0)):
             power.cut()
             await clock.sleep(1.0)
         assert clock.now() < 10.0
@@ -216,3 +259,129 @@ def test_no_hour_has_more_restarts_than_configured(gaps: list[int], limit: int) 
         restarts.append(now)
     for at in restarts:
         assert sum(at <= other < at + 3600.0 for other in restarts) <= limit
+
+
+def test_a_wedged_server_is_ended_and_started_again_and_what_it_was_doing_goes_on() -> None:
+    async def body() -> None:
+        power, words = Power(), list[str]()
+        async with kept(power.start, KeeperConfig(wedged_s=100.0), say=words.append) as replica:
+            fleet = in_fleet(replica)
+            await say(fleet)
+            assert power.running is not None
+            power.running.stuck = True
+            await unheard(fleet.replicas[0], 10.0)
+            await unheard(fleet.replicas[0], 70.0)
+            await clock.sleep(5.0)
+            assert len(power.starts) == 1, "it may still come to itself"
+            await unheard(fleet.replicas[0], 30.0)
+            await clock.sleep(0)
+            assert state(fleet) is ReplicaState.RESTARTING
+            assert len((await say(fleet)).tokens_T) == 10
+        assert len(power.starts) == 2
+        assert "it has not said for 115 s how it is (keeper.wedged_s = 100)" in words[0]
+
+    run(body())
+
+
+def test_the_fleet_asks_one_that_does_not_serve_until_its_silence_is_too_long() -> None:
+    async def body() -> None:
+        power = Power()
+        async with kept(power.start, KeeperConfig(wedged_s=100.0)) as replica:
+            fleet = in_fleet(replica)
+            assert power.running is not None
+            power.running.stuck = True
+            assert len((await say(fleet)).tokens_T) == 10
+            assert 100.0 <= power.starts[1] < 125.0
+
+    run(body())
+
+
+def test_a_server_that_answers_now_and_then_is_not_wedged() -> None:
+    async def body() -> None:
+        power = Power()
+        async with kept(power.start, KeeperConfig(wedged_s=100.0)) as replica:
+            assert power.running is not None
+            for _ in range(10):
+                power.running.stuck = True
+                await unheard(replica, 60.0)
+                power.running.stuck = False
+                await replica.statistics()
+        assert len(power.starts) == 1
+
+    run(body())
+
+
+def test_a_wedged_server_that_is_not_ours_is_left_alone() -> None:
+    async def body() -> None:
+        power = Power()
+        async with kept(power.start, KeeperConfig(wedged_s=100.0), ours=False) as replica:
+            assert power.running is not None
+            power.running.stuck = True
+            for _ in range(3):
+                await unheard(replica, 200.0)
+            await clock.sleep(10.0)
+        assert len(power.starts) == 1
+
+    run(body())
+
+
+def test_an_error_of_our_own_after_the_start_ends_at_once_what_lives_on_the_replica() -> None:
+    class Broken(Power):
+        @asynccontextmanager
+        async def start(self, on_end: OnEnd) -> AsyncIterator[EmulatedReplica]:
+            async with super().start(on_end) as replica:
+                if len(self.starts) > 1:
+                    raise RuntimeError("a bug")
+                yield replica
+
+    async def body() -> None:
+        power = Broken()
+        with pytest.raises(RuntimeError, match="a bug"):
+            async with kept(power.start):
+                power.cut()
+                await clock.sleep(1000.0)
+        assert clock.now() < 10.0
+
+    run(body())
+
+
+def test_replicas_may_start_together_in_tasks_of_their_own_and_a_bug_of_one_still_ends_them_all() -> None:
+    class Broken(Power):
+        @asynccontextmanager
+        async def start(self, on_end: OnEnd) -> AsyncIterator[EmulatedReplica]:
+            async with super().start(on_end) as replica:
+                if len(self.starts) > 1:
+                    raise RuntimeError("a bug")
+                yield replica
+
+    async def body() -> None:
+        powers = [Power(), Broken()]
+        with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="a bug")):
+            async with AsyncExitStack() as stack:
+                keepers = await stack.enter_async_context(asyncio.TaskGroup())
+                async with asyncio.TaskGroup() as starts:
+                    for power in powers:
+                        one = keep(power.start, "r0", KeeperConfig(), keepers=keepers)
+                        starts.create_task(stack.enter_async_context(one))
+                assert clock.now() == 2.0
+                powers[1].cut()
+                await clock.sleep(1000.0)
+        assert clock.now() < 10.0
+        assert [power.running for power in powers] == [None, None]
+
+    run(body())
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100), st.booleans()), max_size=30))
+def test_silence_is_counted_from_the_first_question_without_an_answer(asked: list[tuple[float, float, bool]]) -> None:
+    silence, now = Silence(150.0), 0.0
+    since: float | None = None
+    for gap, took, answers in asked:
+        at = now + gap
+        now = at + took
+        if answers:
+            silence.answered()
+            since = None
+        else:
+            since = at if since is None else since
+            assert silence.unanswered(at, now) == (now - since if now - since >= 150.0 else None)

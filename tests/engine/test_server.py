@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -118,13 +119,13 @@ def test_pausing_over_http_takes_vllms_modes_and_no_others() -> None:
     serve(check)
 
 
-def test_what_the_engine_cannot_do_now_is_409() -> None:
+def test_what_the_engine_cannot_do_now_is_503() -> None:
     async def check(client: Client) -> None:
         status, answer = await post(client, "/finish_weight_update", {"weight_version": "9", "digest": "x"})
-        assert status == 409
+        assert status == 503
         assert "paused" in answer["error"]["message"]
         info = {"number": 9, "digest": "x", "transport": "memory", "location": "/nowhere", "dtype": "float32"}
-        assert (await post(client, "/update_weights", {"update_info": info}))[0] == 409
+        assert (await post(client, "/update_weights", {"update_info": info}))[0] == 503
 
     serve(check)
 
@@ -138,3 +139,17 @@ def test_metrics_are_prometheus_text_under_vllms_names() -> None:
         assert 'muster:weight_version{replica="r"} 3' in text
 
     serve(check)
+
+
+def test_a_stream_that_is_complete_before_its_first_piece_is_sent_whole() -> None:
+    async def body(client: Client) -> None:
+        async with client.post("/inference/v1/generate", json={**GOOD, "stream": True}, headers=TOKEN) as response:
+            assert response.content_type == "text/event-stream"
+            assert response.content_length is not None, "one message, not chunks"
+            (event,) = (await response.text()).removesuffix("\n\n").split("\n\n")
+        streamed = json.loads(event.removeprefix("data: "))
+        status, whole = await post(client, "/inference/v1/generate", GOOD)
+        assert status == 200
+        assert streamed["choices"] == whole["choices"]
+
+    serve(body)

@@ -14,7 +14,7 @@ import tiny_llama as tiny
 from muster import clock
 from muster.engine.sglang_config import SglangConfig
 from muster.engine.sglang_server import launch, server_command, server_environment
-from muster.errors import EngineError
+from muster.errors import ConfigError, EngineError
 from muster.model import weights
 from muster.transport.base import BaseWeights
 from muster.types import Sampling, Session, Version
@@ -59,6 +59,9 @@ def sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "site" / "sglang"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
+    installed = package.parent / "sglang-0.5.23.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.23\n")
     (package / "launch_server.py").write_text(SERVER.format(tests=str(Path(tiny.__file__).parent)))
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
 
@@ -71,16 +74,12 @@ def command(config: SglangConfig, index: int = 0) -> list[str]:
 
 
 def test_a_server_starts_with_its_label_and_without_a_secret_in_its_arguments() -> None:
-    words = command(SglangConfig(python="/opt/python", max_model_len=2048, extra_args=("--trust-remote-code",)))
-    assert words[:5] == ["/opt/python", "-m", "sglang.launch_server", "--config", "/run/key.yaml"]
+    words = command(SglangConfig(max_model_len=2048, extra_args=("--trust-remote-code",)))
+    assert words[:4] == ["-m", "sglang.launch_server", "--config", "/run/key.yaml"]
     assert words[words.index("--weight-version") + 1] == "2:abc"
     assert words[words.index("--context-length") + 1] == "2048"
     assert words[-1] == "--trust-remote-code"
     assert not any("api-key" in word for word in words)
-
-
-def test_an_interpreter_that_is_not_named_is_ours() -> None:
-    assert command(SglangConfig())[0] == sys.executable
 
 
 def test_each_replica_has_devices_of_its_own() -> None:
@@ -132,6 +131,17 @@ def test_a_server_of_ours_answers_and_ends_with_us(model: Path) -> None:
 
     clock.run(main())
     assert words == []  # it did not end by itself
+
+
+@pytest.mark.parametrize("python", ["", sys.executable])
+def test_an_interpreter_without_sglang_is_refused_with_the_command_that_mends_it(python: str, model: Path) -> None:
+    async def main() -> None:
+        async with launch(SglangConfig(python=python), model, "sglang0"):
+            raise AssertionError("it started")
+
+    mend = rf"{sys.executable} has no sglang: {sys.executable} -m pip install 'sglang>=0.5.23', or .* engine.python"
+    with pytest.raises(ConfigError, match=mend):
+        clock.run(main())
 
 
 @pytest.mark.usefixtures("sglang")

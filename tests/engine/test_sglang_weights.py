@@ -259,6 +259,19 @@ def test_a_pause_that_fails_opens_the_gate_again(folder: Path) -> None:
     check(folder, body)
 
 
+def test_a_pause_whose_answer_is_lost_leaves_a_server_that_runs(folder: Path) -> None:
+    async def body(replica: SglangReplica, double: Double) -> None:
+        double.faults.silent = True
+        with pytest.raises(TimeoutError):
+            async with clock.timeout(0.1):
+                await replica.pause(InFlight.HOLD)
+        assert not double.is_pause
+        async with clock.timeout(10):
+            assert len((await replica.generate(prompt(3), sampling(), SESSION)).tokens_T) == 8
+
+    check(folder, body)
+
+
 def _canary(number: int) -> Canary:
     return Canary(tokens=prompt(9), temperature=0.7, logprobs_T=tiny.reference(number, prompt(9), 0.7))
 

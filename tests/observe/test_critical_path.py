@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -76,7 +77,7 @@ def spans(*pieces: tuple[Stage, float, float], owner: str = "g0.0") -> dict[str,
     return {owner: [SpanRow(owner=owner, stage=s, start=EPOCH + a, end=EPOCH + b) for s, a, b in pieces]}
 
 
-def parts(time: BatchTime) -> dict[str, float]:
+def parts(time: BatchTime) -> dict[str, Any]:
     return {str(stage): pytest.approx(seconds, abs=1e-6) for stage, seconds in time.parts.items()}
 
 

@@ -100,7 +100,7 @@ def test_the_section_tells_what_was_dropped_and_why_and_what_was_trained_again(r
     row = GroupRow(id="g9", task_id="task-0", submission=900, version=0, admitted_at=run.now, ready_at=run.now)
     run.journal.record(replace(row, state="dropped", closed_at=run.now, drop_reason="diverged"))
     section = sections_batches.freshness(build_report(run.journal, {}))
-    assert "2 at most (0.2 nats away, by the odometer)" in section.sentence
+    assert "2 at most (0.2 nats away, summed over the steps between)" in section.sentence
     assert "1 as too far from the trainer" in section.sentence
     assert "Earlier successes were trained once more: 1." in section.sentence
     table, measured = section.tables

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rich.console import Console
 from muster.journal import Journal, SessionRow
 from muster.observe.report import Report, build_report, to_json
 from muster.observe.sections import headline, sections
+from muster.observe.sections_ledgers import device_hours
 from muster.observe.text import compare, render_text
 from observe.synthetic import SyntheticRun
 
@@ -37,8 +39,8 @@ def test_every_question_is_answered_in_a_sentence_first(run: SyntheticRun) -> No
     assert answers["2"].startswith(
         "Every trained token came from the policy that was trained; 1 group dropped as too stale"
     )
-    assert "differ by 0.003 nats per token, over tokens of the trainer's own version: numerics alone" in answers["3"]
-    assert "correction in force: token tis (cap 2.0)" in answers["3"]
+    assert "differ by 0.003 nats per token, over tokens of the version that was trained: numerics alone" in answers["3"]
+    assert "correction in force: token_tis (cap 2.0)" in answers["3"]
     assert answers["4"].startswith("76 of 78 training trajectories were graded by fact")
     assert "New weights served 500 ms after the step (p50)" in answers["5"]
     assert "from 20.0 % [10.0, 30.0] at version 0 to 60.0 % [50.0, 70.0] at version 6" in answers["6"]
@@ -54,8 +56,8 @@ def test_the_terminal_shows_causes_stragglers_devices_and_one_recommendation(run
         "waiting for environments",
         "76 graded trajectories: 72 trained once, 0 kept for a later batch, 4 dropped with their group; 0 lost",
         "(schedule.max_lag = 1)",
-        "unknown: slots, kv, verify, boot, cpu",
-        "path",
+        "unknown: slots, KV cache, verifiers, sandbox starts, CPU",
+        "longest attempt",
     ):
         assert line in " ".join(shown.split()) or line in shown, line
 
@@ -113,3 +115,19 @@ def test_runs_are_compared_side_by_side_with_ratios(run: SyntheticRun, killed: S
     assert lines["wall time"].split()[-1].endswith("x")
     assert "evaluation, last" in " ".join(lines)
     assert lines["evaluation, last"].split()[-1] == "0.33x"
+
+
+def test_what_does_not_fit_into_a_line_goes_on_in_the_next_and_nothing_is_cut(run: SyntheticRun) -> None:
+    report = build_report(run.journal)
+    long = replace(report.stragglers[0], task_id="relay-make-directory-train-0001")
+    shown = text(replace(report, stragglers=(long,)), width=80)
+    assert "…" not in shown
+    assert long.id in shown
+
+
+def test_many_engines_share_a_column(run: SyntheticRun) -> None:
+    report = build_report(run.journal)
+    strip = report.devices.strips["engine0"]
+    strips = {**report.devices.strips, **{f"engine{i}": strip for i in range(8)}}
+    (table,) = device_hours(replace(report, devices=replace(report.devices, strips=strips))).tables
+    assert table.columns == ("state", "in all", "8 engines", "trainer")

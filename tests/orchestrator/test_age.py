@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from muster.orchestrator.age import policy_age
+from muster.rollout.keeping import CONTINUED
 from muster.types import Cause, Graded, Segment, Span, Stage, Trajectory, Verdict
 
 
@@ -57,3 +60,12 @@ def test_versions_that_nobody_saw_being_made_do_not_count() -> None:
     assert age is not None
     assert (age.sampled_s, age.trained_s, age.tokens) == (pytest.approx(1.5), 10.0, 1)
     assert policy_age(members, {}, trained_at=20.0) is None
+
+
+def test_tokens_of_a_keep_point_are_left_out() -> None:
+    """They were sampled by an attempt that was lost, at times that this one's spans do not tell."""
+    continued = attempt([0, 0, 1, 1], (90.0, 92.0))
+    outcome = replace(continued.outcome, evidence={CONTINUED: {"sampled_tokens": 2}})
+    age = policy_age([replace(continued, outcome=outcome)], {0: 0.0, 1: 80.0}, trained_at=100.0)
+    assert age is not None
+    assert (age.sampled_s, age.trained_s, age.tokens) == (pytest.approx(11.0), pytest.approx(20.0), 2)

@@ -232,6 +232,23 @@ def test_one_that_does_not_answer_is_lost_and_none_that_answers_is_an_error() ->
     assert [row.kind for row in ground.journal.rows(EventRow)] == ["replica_lost", "replica_lost"]
 
 
+def test_when_all_are_lost_a_version_is_delivered_to_those_that_answer_again_and_never_to_nobody() -> None:
+    async def play(ground: Ground) -> None:
+        await ground.delivery.deliver(1, trained_at=clock.now())
+        ground.other.crash()
+        await ground.delivery.deliver(2, trained_at=clock.now())
+        ground.other.restart()
+        answering = [await ground.other.statistics()]
+        ground.delivery.look(answering, {"engine0": EngineError("dead")}, asked=None)  # asked while it was delivered
+        assert len(await ground.delivery.deliver(3, trained_at=clock.now())) == 2
+        ground.other.crash()
+        ground.replica.crash()
+        with pytest.raises(PublicationError):
+            await ground.delivery.deliver(4, trained_at=clock.now())
+
+    on(play, replicas=2)
+
+
 def test_a_run_whose_replica_restarts_goes_on_with_the_present_weights(tmp_path: Path) -> None:
     world = World(directory=tmp_path, schedule={"infra_alarm_rate": 1.0, "max_attempts": 6})
 

@@ -223,6 +223,20 @@ def test_the_time_that_was_used_before_is_used_and_what_was_lost_is_not_charged(
     played(body)
 
 
+def test_a_resumed_run_counts_only_the_launches_that_got_no_further() -> None:
+    async def body() -> None:
+        ground = Ground(every_s=2.0)
+        for attempt, at_s in enumerate((5.0, 5.0, 1.0)):  # the first two each make a keep point
+            await ground.lose(launch(attempt), at_s=at_s)
+        await ground.kill(launch(3), at_s=1.0)
+        (group,) = standing(ground.journal, Path("/nowhere"), {"task": make_task()}).groups
+        assert group.fruitless == {0: 1}, "not what was killed with its process"
+        assert group.reached_s == {0: pytest.approx(ground.kept().own_s)}
+        assert group.launches == {0: 4}
+
+    played(body)
+
+
 def test_when_the_state_is_gone_it_begins_at_the_beginning_and_says_so() -> None:
     async def body() -> None:
         ground = Ground()

@@ -18,6 +18,7 @@ from muster.journal import (
     GroupRow,
     Journal,
     LaunchRow,
+    MetricRow,
     StepRow,
     TrajectoryRow,
 )
@@ -77,6 +78,17 @@ def test_a_run_trains_every_step_on_complete_groups(tmp_path: Path, max_lag: int
     world = World(directory=tmp_path, max_lag=max_lag)
     assert clock.run_virtual(world.run()) is True
     check_laws(world, steps=4)
+
+
+def test_every_publication_is_in_the_metrics_the_last_one_too(tmp_path: Path) -> None:
+    world = World(directory=tmp_path, steps=3)
+    assert clock.run_virtual(world.run())
+    with world.journal() as journal:
+        checks = {row.step: row.value for row in journal.rows(MetricRow, "name = 'digest_checks'")}
+        assert checks == {0: 1, 1: 1, 2: 1, 3: 1}, (
+            "of the version that each step trains from, and of the one that serves"
+        )
+        assert len(journal.publications()) == 4
 
 
 def test_lag_one_overlaps_generation_with_training(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from factories import failure, infra, make_statistics, make_task, make_trajector
 from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.groups import Assembly, Closed, Group
 from muster.orchestrator.scheduler import Scheduler
+from muster.rollout.keeping import KEPT
 from muster.types import Batch, Launch, Outcome, Task
 
 
@@ -113,6 +115,45 @@ def test_a_group_that_stays_short_is_dropped_with_a_reason_and_replaced() -> Non
     assert closed == Closed(group_id="g000000", drop_reason="short")
     admission = s.admit()
     assert [g.replaces for g in admission.groups] == ["g000000"]
+
+
+def lost_at(own_s: float) -> Outcome:
+    """By infrastructure, with its last keep point there."""
+    return replace(infra(), evidence={KEPT: {"own_s": own_s}} if own_s else {})
+
+
+def test_attempts_that_get_further_and_further_do_not_count_against_their_sibling() -> None:
+    s = scheduler(slots=1, max_attempts=2)
+    for own_s in (10.0, 20.0, 30.0, 30.0, 40.0):
+        (launch,) = s.admit().launches
+        assert launch.sibling == 0
+        assert end(s, launch, lost_at(own_s)) is None
+    assert s.statistics().queued == 2, "the fourth alone came to nothing"
+    (launch,) = s.admit().launches
+    end(s, launch, lost_at(0.0))
+    assert [x.sibling for x in s.admit().launches] == [1]
+
+
+@given(ends=st.lists(st.floats(0, 100), max_size=30), most=st.integers(1, 4))
+def test_a_sibling_is_given_up_at_its_last_fruitless_launch_and_a_resume_counts_the_same(
+    ends: list[float], most: int
+) -> None:
+    s = scheduler(slots=1, max_attempts=most, infra_alarm_window=1000)
+    again = Group(id="g000000", task=make_task(), submission=0, version=0)
+    fruitless, furthest_s = 0, 0.0
+    for own_s in ends:
+        (launch,) = s.admit().launches
+        if launch.sibling != 0:
+            break
+        assert fruitless < most
+        end(s, launch, lost_at(own_s))
+        again.lost(0, own_s)
+        fruitless, furthest_s = fruitless + (own_s <= furthest_s), max(furthest_s, own_s)
+        assert again.fruitless.get(0, 0) == fruitless
+    else:
+        assert fruitless <= most
+        return
+    assert fruitless == most
 
 
 def test_a_short_group_trains_when_min_group_allows() -> None:

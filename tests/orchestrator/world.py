@@ -18,7 +18,8 @@ from muster.journal import Journal, LaunchRow
 from muster.metrics import Metrics
 from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.dispatch import Dispatcher, derived_seed
-from muster.orchestrator.loops import LoopConfig, Orchestrator, Parts
+from muster.orchestrator.loops import LoopConfig, Orchestrator
+from muster.orchestrator.parts import Parts
 from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import standing
 from muster.orchestrator.scheduler import Scheduler

@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from muster.publish.chain import ChainExporter
 from muster.publish.payload import Payload
 from muster.publish.places import FolderPlace
 from muster.transport.adapter import Adapter
-from muster.transport.files import file_name
+from muster.transport.files import file_name, on_this_host
 from muster.transport.receive import Receiver
 from publications import export, history, in_folder, same, stepped, weights
 
@@ -194,14 +195,43 @@ def test_clearing_removes_this_run_from_any_process_and_no_other(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [file_name("run", 1, 0)]
 
 
-def test_reaping_removes_what_dead_runs_of_the_same_label_left(tmp_path):
+def test_reaping_removes_what_dead_runs_of_this_machine_left_and_nothing_of_another(tmp_path):
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-    dead = in_folder(tmp_path, owner_pid=process.pid)
-    export(dead, weights(), 0)
-    (tmp_path / file_name("run", process.pid, 3)).with_suffix(".safetensors.part").touch()
-    stays = [file_name("run", os.getpid(), 1), file_name("another-run", process.pid, 1), "config.json"]
+    for run in ("killed", "another"):
+        place = FolderPlace(tmp_path)
+        dead = ChainExporter(place, transport="checkpoint", label=on_this_host(run), owner_pid=process.pid)
+        export(dead, weights(), 0)
+    (tmp_path / file_name(on_this_host("killed"), process.pid, 3)).with_suffix(".safetensors.part").touch()
+    stays = [
+        file_name(on_this_host("run"), os.getpid(), 1),
+        file_name("run.elsewhere", process.pid, 1),
+        file_name("run", process.pid, 1),
+        "config.json",
+    ]
     for name in stays:
         (tmp_path / name).touch()
-    assert len(in_folder(tmp_path).reap()) == 2
+    assert len(in_folder(tmp_path).reap()) == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(stays)
+
+
+def test_what_a_dead_run_left_and_is_not_ours_to_remove_stops_no_run(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    theirs = tmp_path / file_name(on_this_host("killed"), process.pid, 1)
+    theirs.mkdir()  # removing it as a file fails, whoever we are
+    assert in_folder(tmp_path).reap() == [] and theirs.exists()
+
+
+def test_weights_that_changed_all_over_take_no_memory_for_a_delta_that_nobody_sends(tmp_path):
+    exporter = in_folder(tmp_path)
+    old = {"w": np.zeros((1 << 20,), np.uint16)}
+    export(exporter, old, 0)
+    new = {"w": old["w"] + 1}
+    tracemalloc.start()
+    try:
+        publication = export(exporter, new, 1)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert publication.form == "whole" and peak < 4 * old["w"].nbytes, "where positions alone are four times as long"

@@ -11,21 +11,22 @@ import torch
 from safetensors.torch import load_file
 
 from muster.errors import PublicationError
-from muster.publish.memory import MemoryExporter
+from muster.publish.chain import ChainExporter
 from muster.publish.transports import retire
 from muster.transport import files as transport_files
 from muster.transport.files import reap
+from publications import in_memory
 
 ARRAYS = {"b": np.arange(6, dtype=np.uint16).reshape(2, 3), "a": np.array([16256], dtype=np.uint16)}
 
 
-def exporter(tmp_path, **settings) -> MemoryExporter:
+def exporter(tmp_path, **settings) -> ChainExporter:
     shm = tmp_path / "shm"
     shm.mkdir(exist_ok=True)
-    return MemoryExporter(run_label="run/1", directory=shm, fallback=tmp_path / "files", **settings)
+    return in_memory(shm, fallback=tmp_path / "files", label="run/1", **settings)
 
 
-def export(made: MemoryExporter, number: int = 1):
+def export(made: ChainExporter, number: int = 1):
     return made.export(ARRAYS, number=number, digest="d", dtype="bfloat16")
 
 
@@ -102,7 +103,7 @@ def test_without_room_in_shared_memory_the_run_directory_takes_it(tmp_path, monk
 
 
 def test_a_place_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
-    made = MemoryExporter(run_label="r", directory=tmp_path / "missing", fallback=tmp_path / "file" / "below")
+    made = in_memory(tmp_path / "missing", fallback=tmp_path / "file" / "below")
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(PublicationError, match="below"):
         export(made)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from muster.errors import PublicationError
 from muster.publish.chain import ChainExporter
 from muster.publish.payload import whole
-from muster.publish.places import FolderPlace, RemotePlace, ServedPlace
+from muster.publish.places import FolderPlace, MemoryPlace, RemotePlace, ServedPlace
 from muster.transport.receive import Receiver
 from muster.types import Version
 from publications import export, history, same, weights
@@ -52,12 +53,14 @@ def small():
     return "small://bucket/run"
 
 
-@pytest.fixture(params=["folder", "remote", "served"])
+@pytest.fixture(params=["folder", "remote", "served", "memory"])
 def place(request, tmp_path, small):  # type: ignore[no-untyped-def]
     if request.param == "folder":
         return FolderPlace(tmp_path / "new" / "folder")
     if request.param == "remote":
         return RemotePlace(small)
+    if request.param == "memory":
+        return MemoryPlace(fallback=tmp_path, directory=tmp_path / "shm")
     return ServedPlace(host="127.0.0.1", port=0, advertised_host="", fallback=tmp_path, directory=tmp_path / "shm")
 
 
@@ -125,3 +128,14 @@ def test_engines_are_told_the_host_that_they_can_reach(tmp_path):
     served = ServedPlace(host="0.0.0.0", port=0, advertised_host="trainer.example", fallback=Path(tmp_path))
     assert served.write(NAME, PAYLOAD).startswith("http://trainer.example:")
     served.remove(NAME)
+
+
+def test_a_server_that_has_nothing_to_serve_does_not_listen(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    served = ServedPlace(
+        host="127.0.0.1", port=0, advertised_host="", fallback=tmp_path / "file" / "below", directory=tmp_path / "no"
+    )
+    before = threading.active_count()
+    with pytest.raises(OSError, match="file"):
+        served.write(NAME, PAYLOAD)
+    assert threading.active_count() == before

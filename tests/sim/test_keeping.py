@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from muster.journal import EventRow, Journal, KeepRow, TrajectoryRow
+from muster.journal import EventRow, GroupRow, Journal, KeepRow, TrajectoryRow
 from muster.rollout.keeping import kept_tokens, own_tokens
 from muster.sim.chaos import Fault
 from muster.sim.scenario import Scenario
@@ -17,7 +17,8 @@ from sim.worlds import lived, quiet
 
 def long_attempts(seed: int, **changes: object) -> Scenario:
     """Attempts of many turns, which have more occasions to be lost."""
-    world = quiet(seed, steps=2, max_attempts=4, evaluate_every=0, time_budget_s=10_000.0, **changes)
+    settings = {"max_attempts": 4, **changes}
+    world = quiet(seed, steps=2, evaluate_every=0, time_budget_s=10_000.0, **settings)
     turns = Lognormal(median=8.0, sigma=0.6, cap=24.0)
     return replace(
         world, workload=replace(world.workload, turns=turns, tool_s=Lognormal(median=0.85, sigma=1.0, cap=60.0))
@@ -45,6 +46,15 @@ def test_what_went_on_is_not_sampled_again() -> None:
         return sum(own_tokens(row.trajectory()) for row in journal.rows(TrajectoryRow))
 
     assert sampled(2.0) < 0.9 * sampled(0.0)
+
+
+def test_where_attempts_are_lost_all_the_time_few_groups_are_given_up_whose_attempts_get_further() -> None:
+    def short(keep_every_s: float) -> int:
+        world = long_attempts(5, keep_every_s=keep_every_s, max_attempts=2, min_group=None)
+        _, journal = lived(world, {Fault.SANDBOX_DEATH: 0.06})
+        return journal.count(GroupRow, "drop_reason = 'short'")
+
+    assert short(1.0) < 0.2 * short(0.0)
 
 
 def test_a_machine_that_is_lost_takes_what_was_kept_and_the_run_says_so() -> None:

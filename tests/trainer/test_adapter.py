@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from safetensors.torch import load_file
 from muster.errors import ModelError, PublicationError
 from muster.model.weights import digest, load, parameter_shapes
 from muster.publish.config import CheckpointConfig
-from muster.publish.memory import MemoryExporter
 from muster.publish.transports import exporter_for
 from muster.trainer.adapter import TARGETS, AdapterConfig, fresh, peft_name
 from muster.trainer.checkpoint import as_model
@@ -28,17 +26,12 @@ from muster.trainer.weights import Compute
 from muster.transport.adapter import Adapter, merge, merge_one
 from muster.transport.receive import Receiver
 from muster.types import Publication, Version
-from trainer.test_local import on_policy, sampled_logprobs, tokens_of, weights
+from publications import in_memory
+from trainer.played import T, on_policy, sampled_logprobs, tokens_of, weights
 from trainer.tiny import TINY, random_batch, tiny_state, write_tiny
 
-T = 0.8
 SMALL = AdapterConfig(rank=4, alpha=8)
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("model") / "tiny")
 
 
 class Caught:
@@ -228,7 +221,7 @@ def test_low_rank_matrices_alone_travel_and_become_the_version_where_an_engine_r
     for name in ("shm", "run", "received"):
         (tmp_path / name).mkdir()
     if transport == "memory":
-        exporter = MemoryExporter(run_label="test", directory=tmp_path / "shm", fallback=tmp_path / "run")
+        exporter = in_memory(tmp_path / "shm", fallback=tmp_path / "run")
     else:
         form = "delta" if "delta" in transport else "whole"
         exporter = exporter_for(CheckpointConfig(form=form), run_label="test", directory=tmp_path / "run")
@@ -249,7 +242,7 @@ def test_low_rank_matrices_alone_travel_and_become_the_version_where_an_engine_r
 
 def test_an_engine_that_began_with_other_weights_refuses_the_adapter(make, tmp_path):
     (tmp_path / "shm").mkdir()
-    exporter = MemoryExporter(run_label="test", directory=tmp_path / "shm", fallback=tmp_path)
+    exporter = in_memory(tmp_path / "shm", fallback=tmp_path)
     publication = make(exporter=exporter).export(1)
     other = write_tiny(tmp_path / "other", seed=1)
     receiver = Receiver(label="engine", base=other, directory=tmp_path)
@@ -260,7 +253,7 @@ def test_an_engine_that_began_with_other_weights_refuses_the_adapter(make, tmp_p
 
 def test_the_merged_weights_can_be_published_whole(make, tmp_path):
     (tmp_path / "shm").mkdir()
-    exporter = MemoryExporter(run_label="test", directory=tmp_path / "shm", fallback=tmp_path)
+    exporter = in_memory(tmp_path / "shm", fallback=tmp_path)
     trainer = make(AdapterConfig(publish="merged"), exporter=exporter)
     trainer.step(random_batch(0))
     publication = trainer.export(1)

@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from muster.errors import ModelError, TrainerError
 from muster.model.llama import Llama
 from muster.model.weights import digest
-from muster.publish.memory import MemoryExporter
 from muster.trainer.advantage import AdvantageConfig, batch_advantages
 from muster.trainer.config import TrainerConfig
 from muster.trainer.correction import DivergenceLimit, IcePop, NoCorrection
@@ -23,14 +21,9 @@ from muster.trainer.loss import DAPO, GRPO, PPO
 from muster.trainer.packing import sequences
 from muster.trainer.step import drift_sample
 from muster.types import Batch
+from publications import in_memory
+from trainer.played import T, on_policy, sampled_logprobs, tokens_of, weights
 from trainer.tiny import TINY, batch, random_batch, segment, tiny_state, trajectory, write_tiny
-
-T = 0.8
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture
@@ -38,44 +31,15 @@ def make(model, tmp_path):
     def build(**settings) -> LocalTrainer:
         defaults = {"dtype": "float32", "serving_dtype": "float32", "max_tokens_per_row": 64, "lr": 1e-3}
         config = TrainerConfig(**{**defaults, **settings})
-        exporter = MemoryExporter(run_label="test", directory=tmp_path / "shm", fallback=tmp_path / "files")
+        exporter = in_memory(tmp_path / "shm", fallback=tmp_path / "files")
         (tmp_path / "shm").mkdir(exist_ok=True)
         return LocalTrainer(config, model=model, temperature=T, exporter=exporter)
 
     return build
 
 
-def weights(trainer: LocalTrainer) -> str:
-    return digest(trainer.learner.masters.trained)
-
-
-def tokens_of(made: Batch) -> list[np.ndarray]:
-    return [s.tokens_T for g in made.groups for m in g.members for s in m.segments]
-
-
 def lengths(made: Batch) -> list[int]:
     return [m.sampled_tokens for g in made.groups for m in g.members]
-
-
-def on_policy(made: Batch, trainer: LocalTrainer) -> Batch:
-    """The same batch, with behaviour log-probabilities that are the trainer's own."""
-    scores = iter(trainer.score(tokens_of(made), temperature=T))
-
-    def again(member):
-        segments = tuple(
-            replace(s, logprobs_T=np.where(s.sampled_T, next(scores), 0).astype(np.float32)) for s in member.segments
-        )
-        return replace(member, segments=segments)
-
-    groups = tuple(replace(g, members=tuple(again(m) for m in g.members)) for g in made.groups)
-    return replace(made, groups=groups)
-
-
-def sampled_logprobs(trainer: LocalTrainer, made: Batch) -> dict[str, float]:
-    """Sum over each trajectory's sampled tokens."""
-    members = [m for g in made.groups for m in g.members]
-    scores = iter(trainer.score(tokens_of(made), temperature=T))
-    return {m.id: float(sum(next(scores)[s.sampled_T].sum() for s in m.segments)) for m in members}
 
 
 # --- gradients ----------------------------------------------------------------------------------------
@@ -382,8 +346,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused_by_name(make, tmp_path):
 def test_a_checkpoint_of_another_model_is_refused(make, tmp_path):
     make().save(tmp_path / "checkpoint")
     other = write_tiny(tmp_path / "other", replace(TINY, mlp_width=56))
-    exporter = MemoryExporter(run_label="test", fallback=tmp_path)
-    trainer = LocalTrainer(TrainerConfig(), model=other, temperature=T, exporter=exporter)
+    trainer = LocalTrainer(TrainerConfig(), model=other, temperature=T, exporter=in_memory(tmp_path))
     with pytest.raises(ModelError, match="another model"):
         trainer.restore(tmp_path / "checkpoint")
 

@@ -13,23 +13,17 @@ import pytest
 
 from muster import clock
 from muster.errors import ModelError, TrainerError
-from muster.publish.memory import MemoryExporter
 from muster.trainer.config import TrainerConfig
 from muster.trainer.process import ProcessTrainer
-from trainer.tiny import random_batch, write_tiny
+from publications import in_memory
+from trainer.tiny import random_batch
 
 CONFIG = TrainerConfig(dtype="float32", threads=1)
 TOKENS = [np.arange(5, dtype=np.int32)]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("model") / "tiny")
-
-
 def trainer_for(model: Path | str, directory: Path) -> ProcessTrainer:
-    exporter = MemoryExporter(run_label="process", directory=directory, fallback=directory)
-    return ProcessTrainer(CONFIG, model=str(model), temperature=0.8, exporter=exporter)
+    return ProcessTrainer(CONFIG, model=str(model), temperature=0.8, exporter=in_memory(directory))
 
 
 def workers() -> list[int]:
@@ -41,7 +35,7 @@ def workers() -> list[int]:
 
 
 def test_the_parent_side_imports_no_torch():
-    code = "import sys, muster.trainer.process, muster.publish.memory; sys.exit('torch' in sys.modules)"
+    code = "import sys, muster.trainer.process, muster.publish.transports; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -100,12 +94,13 @@ def test_a_killed_parent_leaves_no_process(model, tmp_path):
     code = f"""
         import asyncio, os
         from pathlib import Path
-        from muster.publish.memory import MemoryExporter
+        from muster.publish.config import MemoryConfig
+        from muster.publish.transports import exporter_for
         from muster.trainer.config import TrainerConfig
         from muster.trainer.process import ProcessTrainer
 
         async def main():
-            exporter = MemoryExporter(run_label="killed", fallback=Path({str(tmp_path)!r}))
+            exporter = exporter_for(MemoryConfig(), run_label="killed", directory=Path({str(tmp_path)!r}))
             trainer = ProcessTrainer(TrainerConfig(threads=1), model={str(model)!r}, temperature=1.0, exporter=exporter)
             await trainer.start()
             print(trainer._link.result()._process.pid, flush=True)

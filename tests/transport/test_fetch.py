@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import http.client
 import io
+import socket
+import struct
 import threading
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import fsspec
 import pytest
 
+from muster import clock
 from muster.errors import PublicationError
 from muster.transport import fetch as fetching
-from muster.transport.fetch import fetch, local_path, sibling, without_token
+from muster.transport.fetch import fetch, sibling
 from muster.transport.pace import Pace
 from muster.transport.serve import FileServer
 from publications import cutting_server
@@ -158,7 +162,22 @@ def test_storage_that_nobody_knows_is_an_error_that_says_so():
         fetched("checkpoint", "quux://bucket/f")
 
 
-def test_addresses(tmp_path):
+def test_a_file_beside_another():
     assert sibling("/a/b", "c") == "/a/c" and sibling("s3://a/b", "c") == "s3://a/c"
-    assert without_token("http://h:1/secret/name") == "http://h:1/.../name" and without_token("/a/b") == "/a/b"
-    assert local_path(f"file://{tmp_path}") == tmp_path and local_path("memory://x") is None
+
+
+def test_a_host_that_has_no_such_name_is_an_error(impatient):
+    with pytest.raises(PublicationError, match="cannot be fetched"):
+        fetched("direct", "http://trainer..example:1/token/f")
+
+
+def test_a_receiver_that_was_killed_leaves_no_word_on_standard_error(server, capsys):
+    url = server.offer("f", Path("/nowhere"))
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0)) as connection:
+        connection.send(b"GET")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+    assert status(url, "/") == 404  # connections are accepted in turn: by now the other one has a thread
+    while any("process_request_thread" in thread.name for thread in threading.enumerate()):
+        clock.block(0.001)
+    assert capsys.readouterr().err == ""

@@ -52,3 +52,13 @@ def test_a_full_shared_memory_is_passed_over(tmp_path, monkeypatch):
     assert roomy(tmp_path, 10) == tmp_path
     monkeypatch.setattr(files, "SPARE_BYTES", 1 << 60)
     assert roomy(tmp_path, 10) == Path(tempfile.gettempdir())
+
+
+def test_what_cannot_be_removed_stops_nobody(tmp_path):
+    """In a folder where everyone may write, what a dead process of somebody else left is not ours to remove."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    theirs, ours = (tmp_path / file_name("r", process.pid, number) for number in (1, 2))
+    theirs.mkdir()  # unlinking it fails, whoever we are
+    ours.touch()
+    assert reap(tmp_path) == [ours] and theirs.exists()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import json
 import os
 import shutil
 import subprocess
@@ -7,36 +9,22 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
+import fsspec
 import numpy as np
 import pytest
+from fsspec import AbstractFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster import clock
 from muster.errors import PublicationError
-from muster.publish.memory import MemoryExporter
 from muster.transport import fetch as fetching
-from muster.transport.adapter import Adapter, merge, narrow
 from muster.transport.files import file_name
 from muster.transport.receive import Receiver
-from muster.transport.tensors import digest, encode_header
-from publications import export, history, in_folder, same, served, stepped, weights
-
-
-def receiver(folder: Path, **settings) -> Receiver:  # type: ignore[no-untyped-def]
-    (folder / "here").mkdir(exist_ok=True)
-    return Receiver(label="e0", directory=folder / "here", **settings)
-
-
-def left(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "here").iterdir())
-
-
-@pytest.fixture(params=["checkpoint", "direct"])
-def exporter_of(request, tmp_path):  # type: ignore[no-untyped-def]
-    """Makes exporters of both ways that bytes travel."""
-    return lambda **settings: (in_folder if request.param == "checkpoint" else served)(tmp_path / "there", **settings)
+from muster.transport.tensors import digest
+from publications import export, history, in_folder, in_memory, left, receiver, same, served, stepped, weights
 
 
 @pytest.mark.parametrize("form", ["whole", "delta"])
@@ -226,7 +214,7 @@ def test_what_was_received_and_tidied_away_is_fetched_again(exporter_of, tmp_pat
 
 
 def test_from_memory_nothing_is_copied(tmp_path):
-    exporter = MemoryExporter(run_label="r", directory=tmp_path, fallback=tmp_path)
+    exporter = in_memory(tmp_path)
     publication = exporter.export(weights(), number=1, digest=digest(weights(), "bfloat16"), dtype="bfloat16")
     engine = receiver(tmp_path)
     received = engine.receive(publication)
@@ -236,7 +224,7 @@ def test_from_memory_nothing_is_copied(tmp_path):
 
 
 def test_from_memory_what_is_gone_cut_or_of_another_version_is_an_error(tmp_path):
-    exporter = MemoryExporter(run_label="r", directory=tmp_path, fallback=tmp_path)
+    exporter = in_memory(tmp_path)
     publication = exporter.export(weights(), number=1, digest="d", dtype="bfloat16")
     with pytest.raises(PublicationError, match="wanted is"):
         receiver(tmp_path).receive(replace(publication, version=replace(publication.version, number=2)))
@@ -312,101 +300,72 @@ def test_without_room_nothing_half_written_stays_and_the_version_before_does(tmp
         subprocess.run(["umount", str(small)], check=True)
 
 
-# --- adapters
+# --- ends
 
 
-def model_folder(folder: Path, arrays: dict, **config) -> Path:  # type: ignore[no-untyped-def]
-    folder.mkdir()
-    names = sorted(arrays)
-    for index, part in enumerate((names[:2], names[2:])):
-        shard = {name: arrays[name] for name in part}
-        content = encode_header(shard, {}) + b"".join(a.tobytes() for a in shard.values())
-        (folder / f"model-{index}.safetensors").write_bytes(content)
-    (folder / "config.json").write_text('{"tie_word_embeddings": true}')
-    return folder
+def test_what_is_held_and_was_changed_is_not_handed_out_when_it_is_asked_for_again(exporter_of, tmp_path):
+    exporter, engine = exporter_of(), receiver(tmp_path)
+    publication = export(exporter, weights(), 0)
+    held = engine.receive(publication).path
+    held.write_bytes(held.read_bytes()[:-1] + b"?")
+    assert same(engine.receive(publication).path, weights())
 
 
-def finite(seed: int = 0) -> dict:
-    rng = np.random.default_rng(seed)
-    floats = {name: rng.standard_normal(array.shape).astype(np.float32) for name, array in weights().items()}
-    return {name: (array.view(np.uint32) >> 16).astype(np.uint16) for name, array in floats.items()}
+def test_what_is_held_and_was_cut_short_is_fetched_again(exporter_of, tmp_path):
+    exporter, engine, (old, new) = exporter_of(), receiver(tmp_path), history(2)
+    os.truncate(engine.receive(export(exporter, old, 0)).path, 700)
+    assert same(engine.receive(export(exporter, new, 1)).path, new)
 
 
-def low_rank(seed: int) -> dict:
-    rng = np.random.default_rng(seed)
-    return {
-        "a.weight.lora_A": rng.standard_normal((4, 64), dtype=np.float32),
-        "a.weight.lora_B": rng.standard_normal((48, 4), dtype=np.float32),
-    }
+class SilentStorage(AbstractFileSystem):
+    """It does not answer until it is `woken`."""
+
+    protocol = "silent"
+    woken: ClassVar = threading.Event()
+
+    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
+        self.woken.wait()
+        return io.BytesIO(b"?")
 
 
-def test_an_adapter_is_merged_with_what_the_engine_started_from(exporter_of, tmp_path):
-    base, exporter = finite(), exporter_of(form="whole")
-    engine = receiver(tmp_path, base=model_folder(tmp_path / "model", base | {"lm_head.weight": base["one"]}))
-    adapter = Adapter(base=digest(base, "bfloat16"), scale=0.1)
-    for number in (1, 2):
-        merged = merge(base, low_rank(number), scale=0.1, dtype="bfloat16")
-        version = digest(merged, "bfloat16")
-        publication = exporter.export(
-            low_rank(number), number=number, digest=version, dtype="bfloat16", adapter=adapter
-        )
-        received = engine.receive(publication)
-        assert publication.form == "adapter" and same(received.path, merged)
-        assert left(tmp_path) == [received.path.name]
+def test_storage_that_does_not_answer_holds_up_neither_the_next_call_nor_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("muster.transport.receive._CLOSE_S", 0.05)
+    fsspec.register_implementation("silent", SilentStorage, clobber=True)
+    publication = export(in_folder(tmp_path / "there"), weights(), 0)
+    engine, errors = receiver(tmp_path, timeout_s=0.2), []
 
+    def receive() -> None:
+        try:
+            engine.receive(replace(publication, location="silent://bucket/f"))
+        except PublicationError as error:
+            errors.append(str(error))
 
-def test_an_adapter_of_another_base_or_of_none_is_an_error_that_says_so(tmp_path):
-    exporter = in_folder(tmp_path / "there")
-    merged = merge(finite(), low_rank(1), scale=0.1, dtype="bfloat16")
-    adapter = Adapter(base=digest(finite(), "bfloat16"), scale=0.1)
-    publication = exporter.export(
-        low_rank(1), number=1, digest=digest(merged, "bfloat16"), dtype="bfloat16", adapter=adapter
-    )
-    other = model_folder(tmp_path / "other", finite(seed=1))
-    with pytest.raises(PublicationError, match="other weights"):
-        receiver(tmp_path, base=other).receive(publication)
-    with pytest.raises(PublicationError, match="names none"):
-        receiver(tmp_path).receive(publication)
-    assert left(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"a.weight.lora_A": np.ones((4, 48), np.float32)}, "does not fit"),
-        ({"a.weight.lora_B": np.ones((48, 3), np.float32)}, "does not fit"),
-        ({"a.weight.lora_A": np.ones((4, 64), np.uint32)}, "no two matrices"),
-        ({"a.weight.lora_A": np.ones(256, np.float32)}, "no two matrices"),
-        ({"b.weight.lora_A": np.ones((4, 48), np.float32)}, "no two matrices"),
-        ({"c.lora_A": np.ones((4, 48), np.float32)}, "changes c,"),
-    ],
-)
-def test_an_adapter_that_does_not_fit_the_model_is_an_error(tmp_path, change, message):
-    adapter = Adapter(base="b", scale=0.1)
-    publication = in_folder(tmp_path / "there").export(
-        low_rank(1) | change, number=1, digest="d", dtype="bfloat16", adapter=adapter
-    )
-    engine = receiver(tmp_path, base=model_folder(tmp_path / "model", finite()))
-    with pytest.raises(PublicationError, match=message):
+    thread = threading.Thread(target=receive)
+    thread.start()
+    while not left(tmp_path):
+        clock.block(0.001)
+    with pytest.raises(PublicationError, match=r"waited 0\.2 s for another"):
         engine.receive(publication)
+    engine.close()
     assert left(tmp_path) == []
+    SilentStorage.woken.set()
+    thread.join()
+    assert errors == ["the receiver was closed"] and left(tmp_path) == []
 
 
-def test_a_base_in_another_precision_is_rounded_first(tmp_path):
-    rng = np.random.default_rng(0)
-    exact = {name: rng.standard_normal(array.shape).astype(np.float32) for name, array in weights().items()}
-    from_memory = MemoryExporter(run_label="r", directory=tmp_path, fallback=tmp_path)
-    bits = {name: narrow(array, "bfloat16") for name, array in exact.items()}
-    merged = merge(bits, low_rank(1), scale=0.5, dtype="bfloat16")
-    publication = from_memory.export(
-        low_rank(1),
-        number=1,
-        digest=digest(merged, "bfloat16"),
-        dtype="bfloat16",
-        adapter=Adapter(base=digest(bits, "bfloat16"), scale=0.5),
-    )
-    received = receiver(tmp_path, base=model_folder(tmp_path / "model", exact)).receive(publication)
-    assert same(received.path, merged)
+def test_a_count_in_a_header_that_no_file_could_hold_is_an_error(tmp_path):
+    exporter, (old, new) = in_folder(tmp_path / "there"), history(2)
+    export(exporter, old, 1)
+    publication = export(exporter, new, 2)
+    path = Path(publication.location)
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["__metadata__"]["changed"] = "9" * 5000
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+    with pytest.raises(PublicationError, match="corrupt header: changed"):
+        receiver(tmp_path).receive(publication)
 
 
 def test_the_names_of_its_files_say_whose_they_are(tmp_path):

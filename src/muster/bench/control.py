@@ -14,10 +14,8 @@ second.
 
 from __future__ import annotations
 
-import multiprocessing
 import resource
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +24,7 @@ from muster import clock
 from muster.bench.control_world import ControlWorld
 from muster.bench.cpu_parts import CpuParts
 from muster.bench.result import BenchResult, Target
+from muster.bench.workers import workers
 from muster.orchestrator.garbage import seldom_collected
 
 LIVE = (100, 1_000, 10_000)
@@ -50,6 +49,7 @@ PARTS: Mapping[str, str] = {
     "orchestrator/dispatch": "loops",
     "orchestrator/record": "loops",
     "orchestrator/status": "loops",
+    "orchestrator/watch": "loops",
     "orchestrator/delivery": "loops",
     "orchestrator/device": "loops",
     "publish/": "loops",
@@ -85,9 +85,8 @@ class Cost:
 def run_control_bench(say: Callable[[str], object], *, live: Sequence[int] = LIVE, seed: int = 0) -> BenchResult:
     """One size after the other, each in a fresh process."""
     costs: list[Cost] = []
-    context = multiprocessing.get_context("spawn")
     for count in sorted(live):
-        with ProcessPoolExecutor(1, mp_context=context) as pool:
+        with workers(1) as pool:
             costs.append(pool.submit(cost, count, seed).result())
         say(f"{count} live: {costs[-1].turns} turns, {sum(costs[-1].us.values()):.0f} us each")
     first, last = costs[0], costs[-1]

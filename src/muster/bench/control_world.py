@@ -26,7 +26,8 @@ from muster.journal import Journal
 from muster.metrics import Metrics
 from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.dispatch import Dispatcher
-from muster.orchestrator.loops import LoopConfig, Orchestrator, Parts
+from muster.orchestrator.loops import LoopConfig, Orchestrator
+from muster.orchestrator.parts import Parts
 from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import Standing
 from muster.orchestrator.scheduler import Scheduler

@@ -9,15 +9,14 @@ Law: a draw's outcome depends on its world, its number and the groups, so that a
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
+from muster.bench.workers import workers
 from muster.errors import MusterError
 from muster.journal import BatchRow, DeviceRow, Journal, LaunchRow, TrajectoryRow
 from muster.sim.collection import Collected, World, number_of, simulate
@@ -83,12 +82,8 @@ def drawing(work: Work, *, jobs: int = 0) -> Iterator[Draws]:
     if jobs == 1:
         yield Draws(lambda tasks: map(_Worker(work), tasks))
         return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
-        try:
-            yield Draws(lambda tasks: pool.map(_Worker(work), tasks))
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with workers(jobs) as pool:
+        yield Draws(lambda tasks: pool.map(_Worker(work), tasks))
 
 
 def play(work: Work, task: Task) -> Outcome | Failed:

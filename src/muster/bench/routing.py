@@ -10,16 +10,15 @@ else. It follows from the programs, whoever serves them.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from muster import clock
 from muster.bench.result import BenchResult, Target, Value
+from muster.bench.workers import workers
 from muster.engine.router import Policy, Router, RouterConfig
 from muster.journal import BatchRow
 from muster.sim.collection import Collected, FleetWorld, SandboxWorld, TrainingWorld, World, simulate
@@ -220,13 +219,9 @@ def _median(own: Sequence[Routed], figure: str) -> float:
 
 def _results(todo: Sequence[_Job], jobs: int) -> Iterator[Routed]:
     """In order of `todo`, whichever ends first."""
-    workers = jobs or os.cpu_count() or 1
-    if workers == 1:
+    count = jobs or os.cpu_count() or 1
+    if count == 1:
         yield from map(_Job.run, todo)
         return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
-        try:
-            yield from pool.map(_Job.run, todo, chunksize=1)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with workers(count) as pool:
+        yield from pool.map(_Job.run, todo, chunksize=1)

@@ -9,16 +9,15 @@ The simulation may not see evaluation and reports; here they are put into it, so
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from muster import clock
 from muster.bench.result import BenchResult, Target
+from muster.bench.workers import workers
 from muster.config import EvaluateConfig
 from muster.engine.port import Engine
 from muster.errors import UserError
@@ -168,12 +167,8 @@ def _lived(chosen: SimOptions) -> Iterator[Lived]:
     if jobs == 1 or chosen.seeds == 1:
         yield from map(worker, seeds)
         return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_begin_worker) as pool:
-        try:
-            yield from pool.map(worker, seeds, chunksize=4)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with workers(jobs, _begin_worker) as pool:
+        yield from pool.map(worker, seeds, chunksize=4)
 
 
 def _begin_worker() -> None:

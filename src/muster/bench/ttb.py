@@ -11,10 +11,8 @@ simulated, and a target that is missed is printed as missed.
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,6 +24,7 @@ from muster.bench.result import BenchResult, Target, Value
 from muster.bench.ttb_arms import ALL, BASELINE, MAIN, Arm, arms
 from muster.bench.ttb_declaration import BUILT_IN, read
 from muster.bench.ttb_measure import Measured, measure
+from muster.bench.workers import workers
 from muster.sim.collection import World
 from muster.types import Stage
 
@@ -167,12 +166,8 @@ def _results(todo: Sequence[Job], jobs: int) -> Iterator[tuple[str, Measured]]:
     if jobs == 1 or len(todo) == 1:
         yield from map(Job.run, todo)
         return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_begin_worker) as pool:
-        try:
-            yield from pool.map(Job.run, todo, chunksize=1)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with workers(jobs, _begin_worker) as pool:
+        yield from pool.map(Job.run, todo, chunksize=1)
 
 
 def _begin_worker() -> None:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from muster.rollout.conversation import conversation
 from muster.rollout.prompts import ZERO_SHOT_PROMPT
@@ -51,14 +52,19 @@ class WordTokenizer:
         self._phrases = list(dict.fromkeys(phrases))
         self._ids = {phrase: id for id, phrase in enumerate(self._phrases)}
         longest = sorted(self._phrases, key=len, reverse=True)
-        self._pieces = re.compile(rf"({'|'.join(map(re.escape, longest))})|( ?)(0|[1-9]\d{{0,6}})|(.)", re.DOTALL)
+        # numbers first, since most of an observation is numbers; no phrase begins with one
+        self._pieces = re.compile(rf"( ?)(0|[1-9]\d{{0,6}})|({'|'.join(map(re.escape, longest))})|(.)", re.DOTALL)
         self._numbers = len(self._phrases)
         self._characters = self._numbers + 2 * _LARGEST
         self.vocabulary = self._characters + 0x110000
         self.stop_tokens = (self._ids[STOP],)
 
     def encode(self, text: str) -> list[int]:
-        return [self._id(*piece.groups()) for piece in self._pieces.finditer(text)]
+        return [self._id(*piece) for piece in self._pieces.findall(text)]
+
+    def numbers(self, values: npt.NDArray[np.integer]) -> list[int]:
+        """Ids of numbers with a space before each."""
+        return (self._numbers + 1 + 2 * values).tolist()
 
     def encode_plain(self, text: str) -> list[int]:
         special = dict.fromkeys(map(ord, (STOP, *_ROLES.values())), "?")
@@ -71,13 +77,11 @@ class WordTokenizer:
         text = "".join(f"{_ROLES[m['role']]}{m['content']}{STOP}" for m in messages)
         return text + (_ROLES["assistant"] if add_generation_prompt else "")
 
-    def _id(self, phrase: str | None, space: str | None, number: str | None, character: str | None) -> int:
-        if phrase is not None:
-            return self._ids[phrase]
-        if number is not None:
+    def _id(self, space: str, number: str, phrase: str, character: str) -> int:
+        """Of a piece: what it is not is empty."""
+        if number:
             return self._numbers + 2 * int(number) + bool(space)
-        assert character is not None, "one of the three"
-        return self._characters + ord(character)
+        return self._ids[phrase] if phrase else self._characters + ord(character)
 
     def _text(self, id: int) -> str:
         if id < self._numbers:
@@ -121,7 +125,7 @@ def reply(program: Program, turn: int, sibling: int, tokenizer: WordTokenizer) -
     thoughts = program.turns[turn].reply_tokens - len(spoken)
     assert thoughts >= 0, f"a turn of {program.turns[turn].reply_tokens} tokens holds no command"
     drawn = np.random.default_rng([program.seed, turn]).integers(_THOUGHTS, size=thoughts)
-    return [*tokenizer.encode("".join(f" {number}" for number in drawn)), *spoken]
+    return [*tokenizer.numbers(drawn), *spoken]
 
 
 def command(program: Program, turn: int, sibling: int) -> str:

@@ -6,6 +6,7 @@ package registers its commands.
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from rich.console import Console
@@ -18,7 +19,11 @@ __all__ = ["app", "bench", "checks", "engine", "main", "runs", "tasks"]
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one line and exit code 2, a failure one line and exit code 1."""
+    """Entry point: a user's mistake is one line and exit code 2, a failure one line and exit code 1.
+
+    SIGTERM ends a command as Ctrl-C does: what it opened is closed.
+    """
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         app()
     except UserError as error:
@@ -27,6 +32,10 @@ def main() -> None:
     except MusterError as error:
         Console(stderr=True).print(f"[bold red]muster:[/] {_plain(error)}", highlight=False, soft_wrap=True)
         sys.exit(1)
+
+
+def _terminated(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _plain(error: BaseException) -> str:

@@ -15,13 +15,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from muster.engine.config import EmbeddedEngineConfig
-from muster.engine.process import spawn
+from muster.engine.process import ServerProcess
+from muster.engine.started import started
 from muster.engine.vllm import HttpReplica
+from muster.engine.wire import TOKEN_VARIABLE
 
-__all__ = ["EmbeddedEngineConfig", "launch"]
-
-_GRACE_S = 5.0  # to remove what it has fetched
-_TOKEN_VARIABLE = "MUSTER_ENGINE_TOKEN"
 _ENVIRONMENT = {
     # keep freed tensors in the process: returned pages would be faulted in again at every step
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -47,20 +45,18 @@ async def launch(
     Raises `EngineError` with the process's own error text when it does not get ready within `config.start_timeout_s`.
     """
     token = secrets.token_hex(16)
-    environment = {**_ENVIRONMENT, **os.environ, _TOKEN_VARIABLE: token}
+
+    async def said(server: ServerProcess) -> str:
+        return str(json.loads(await server.first_line(config.start_timeout_s))["url"])
+
+    def replica(url: str) -> HttpReplica:
+        request_s, control_s = config.request_timeout_s, config.control_timeout_s
+        return HttpReplica(name, url, token, request_timeout_s=request_s, control_timeout_s=control_s)
+
     command = _command(config, model_dir, name, version)
-    async with spawn(command, name=name, env=environment, grace_s=_GRACE_S) as server:
-        url = str(json.loads(await server.first_line(config.start_timeout_s))["url"])
-        async with HttpReplica(
-            name,
-            url,
-            token,
-            request_timeout_s=config.request_timeout_s,
-            control_timeout_s=config.control_timeout_s,
-        ) as replica:
-            server.on_end(replica.pronounce_dead)
-            server.on_end(on_end)
-            yield replica
+    environment = {**_ENVIRONMENT, **os.environ, TOKEN_VARIABLE: token}
+    async with started(command, name=name, env=environment, ready=said, replica=replica, on_end=on_end) as there:
+        yield there
 
 
 def _command(config: EmbeddedEngineConfig, model_dir: Path, name: str, version: int) -> list[str]:

@@ -1,18 +1,22 @@
-"""A replica whose server is started again when it ends.
+"""A replica whose server is started again when it ends, and ended when it is wedged.
 
     start ─► serves ─ends─► patience ─► wait ─► start …       the fleet is told: restarting
-                               └─► too often ─► retired       …                 retired, for good
+               │   ▲           └─► too often ─► retired       …                 retired, for good
+               │   └ asked again and again how it is, and silent for `wedged_s`: its end
+               └ every answer ─► silent no more
 
 Law: whoever calls meets one replica with one name, whichever process is behind it; while there is none every call fails
 at once and says why. A new process holds the weights it started from: it serves nothing until the present version was
-delivered to it, as to any replica that is found with other weights. The keeper delivers nothing.
+delivered to it, as to any replica that is found with other weights. The keeper delivers nothing, and asks nothing:
+whoever has a fleet asks, most of all for a replica that does not serve.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -41,6 +45,12 @@ class KeeperConfig(BaseModel):
     )
     first_delay_s: float = Field(default=1.0, ge=0, description="before a restart; doubles with each within an hour")
     longest_delay_s: float = Field(default=60.0, ge=0, description="where the doubling ends")
+    wedged_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="a server that runs and has not said for so long how it is, though it was asked, is ended and "
+        "started again; longer than any call that keeps it from answering, such as sglang's update of weights",
+    )
 
 
 class Patience:
@@ -61,6 +71,28 @@ class Patience:
         return min(self._config.longest_delay_s, self._config.first_delay_s * 2.0 ** (len(self._ends) - 1))
 
 
+class Silence:
+    """How long a server has not answered, counted from the first question that it left open. Pure.
+
+    Example: `s = Silence(300.0); s.unanswered(0.0, 10.0); s.unanswered(295.0, 305.0)` gives None, then 305.0
+    """
+
+    def __init__(self, wedged_s: float) -> None:
+        """wedged_s: so much of it is too much."""
+        self._wedged_s = wedged_s
+        self._since: float | None = None
+
+    def answered(self) -> None:
+        self._since = None
+
+    def unanswered(self, asked: float, now: float) -> float | None:
+        """A question of time `asked` failed, or was given up now: seconds of silence if they are too many."""
+        if self._since is None:
+            self._since = asked
+        silent_s = now - self._since
+        return silent_s if silent_s >= self._wedged_s else None
+
+
 class Told(Protocol):
     """Who wants to know, such as a `Fleet`."""
 
@@ -72,8 +104,12 @@ class Told(Protocol):
 class KeptReplica:
     """Implements `engine.port.Replica` and `engine.pieces.Streaming`; `keep` makes it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, wedged_s: float) -> None:
+        """wedged_s: of silence, after which its server is ended."""
         self.name = name
+        self._wedged_s = wedged_s
+        self._silence = Silence(wedged_s)
+        self._end: OnEnd = lambda words: None  # of the server that serves
         self._inner: Replica | None = None
         self._last: Replica | None = None  # to ask what never changes
         self._why = "was not started yet"
@@ -83,8 +119,10 @@ class KeptReplica:
         """Tell of every restart from now on."""
         self._told = told
 
-    def serves(self, inner: Replica) -> None:
+    def serves(self, inner: Replica, end: OnEnd) -> None:
+        """end: to be told why this server must end."""
         self._inner = self._last = inner
+        self._silence, self._end = Silence(self._wedged_s), end
 
     def restarts(self, why: str) -> None:
         self._inner, self._why = None, f"is being started again: {why}"
@@ -108,7 +146,16 @@ class KeptReplica:
         return await self._present().score(tokens, temperature=temperature)
 
     async def statistics(self) -> EngineStatistics:
-        return await self._present().statistics()
+        """The question by which silence is told: a server that lives answers it at any time, and soon."""
+        inner, end, silence, asked = self._present(), self._end, self._silence, clock.now()
+        try:
+            answer = await inner.statistics()
+        except (EngineError, asyncio.CancelledError):  # the fleet gives up a question by cancelling it
+            if (silent_s := silence.unanswered(asked, clock.now())) is not None:
+                end(f"it has not said for {silent_s:.0f} s how it is (keeper.wedged_s = {self._wedged_s:g})")
+            raise
+        silence.answered()
+        return answer
 
     def supports(self, in_flight: InFlight, cache: CachePolicy) -> str | None:
         assert self._last is not None, "`keep` yields it when it serves"
@@ -134,27 +181,37 @@ class KeptReplica:
 
 @asynccontextmanager
 async def keep(
-    start: Start, name: str, config: KeeperConfig, *, say: Callable[[str], None] = lambda words: None
+    start: Start,
+    name: str,
+    config: KeeperConfig,
+    *,
+    keepers: asyncio.TaskGroup,
+    ours: bool = True,
+    say: Callable[[str], None] = lambda words: None,
 ) -> AsyncIterator[KeptReplica]:
-    """A replica that serves, and is kept serving until the block ends. say: told in words of each end.
+    """A replica that serves, and is kept serving until the block ends.
 
-    Raises what `start` raises the first time.
+    keepers: whoever uses the replica lives in it, so that an error of our own, which no restart mends, ends both at
+    once. ours: the server is ours to end when it is wedged; one that somebody else runs may come back by itself. say:
+    told in words of each end. Raises what `start` raises the first time.
 
     Example:
-        async with keep(lambda on_end: launch(engine, model, "engine0", on_end=on_end), "engine0", config) as replica:
+        async with (
+            asyncio.TaskGroup() as keepers,
+            keep(lambda on_end: launch(engine, model, "r0", on_end=on_end), "r0", config, keepers=keepers) as replica,
+        ):
             fleet = Fleet([replica])
             replica.report_to(fleet)
     """
-    replica = KeptReplica(name)
+    replica = KeptReplica(name, config.wedged_s if ours else math.inf)
     born: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    keeper = asyncio.create_task(_keep(start, replica, Patience(config), born, say), name=f"keeper of {name}")
+    keeper = keepers.create_task(_keep(start, replica, Patience(config), born, say), name=f"keeper of {name}")
     try:
         await born
         yield replica
     finally:
         keeper.cancel()
-        with suppress(asyncio.CancelledError):
-            await keeper
+        await asyncio.gather(keeper, return_exceptions=True)  # what it raised is the group's to raise
 
 
 async def _keep(
@@ -181,7 +238,7 @@ async def _keep(
 
 
 async def _life(start: Start, replica: KeptReplica, born: asyncio.Future[None]) -> str:
-    """One server, from its start to its end; its last words."""
+    """One server, from its start to its end; its last words, or why it had to end."""
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def hear(words: str) -> None:
@@ -189,7 +246,7 @@ async def _life(start: Start, replica: KeptReplica, born: asyncio.Future[None]) 
             ended.set_result(words)
 
     async with start(hear) as inner:
-        replica.serves(inner)
+        replica.serves(inner, hear)
         if not born.done():
             born.set_result(None)
         why = await ended

@@ -15,6 +15,11 @@ from muster.engine.port import Replica
 from muster.engine.sglang_config import SglangConfig
 
 
+def is_ours(config: EngineConfig) -> bool:
+    """Whether its servers are started here, and so may be ended here; those at `urls` belong to somebody else."""
+    return isinstance(config, EmbeddedEngineConfig) or not config.urls
+
+
 @asynccontextmanager
 async def launch(
     config: EngineConfig,

@@ -10,7 +10,6 @@ cached prefix) replaces what the one before said. A token counts once: it is in 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -59,14 +58,11 @@ class Pieces:
         return self.completion if any(len(part.tokens_T) for part in self._parts) else None
 
 
-async def pieces_of(replica: Engine, tokens: Ints, sampling: Sampling, session: Session) -> AsyncGenerator[Piece]:
+def pieces_of(replica: Engine, tokens: Ints, sampling: Sampling, session: Session) -> AsyncGenerator[Piece]:
     """A reply in pieces, or in one piece from a replica that has none. Close it (`aclosing`) to abort the request."""
-    if not isinstance(replica, Streaming):
-        yield Piece(completion=await replica.generate(tokens, sampling, session), last=True)
-        return
-    async with aclosing(replica.stream(tokens, sampling, session)) as stream:
-        async for piece in stream:
-            yield piece
+    if isinstance(replica, Streaming):
+        return replica.stream(tokens, sampling, session)
+    return _one_piece(replica, tokens, sampling, session)
 
 
 def after(completion: Completion, start: int) -> Completion:
@@ -111,6 +107,10 @@ def remaining(sampling: Sampling, kept: int) -> Sampling:
     """
     seed = None if sampling.seed is None else sampling.seed + kept
     return replace(sampling, max_tokens=sampling.max_tokens - kept, seed=seed)
+
+
+async def _one_piece(replica: Engine, tokens: Ints, sampling: Sampling, session: Session) -> AsyncGenerator[Piece]:
+    yield Piece(completion=await replica.generate(tokens, sampling, session), last=True)
 
 
 def _concatenated(parts: list[Completion]) -> Completion:

@@ -33,10 +33,9 @@ from muster.engine.config import EmbeddedEngineConfig
 from muster.engine.packed_weights import load
 from muster.engine.server import application
 from muster.engine.thread import EngineThread
+from muster.engine.wire import TOKEN_VARIABLE
 from muster.errors import UserError
 from muster.transport.receive import Receiver
-
-TOKEN_VARIABLE = "MUSTER_ENGINE_TOKEN"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

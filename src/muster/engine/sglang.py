@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -196,6 +196,8 @@ class SglangReplica:
                 try:
                     pause = await self._quiet(in_flight)
                 except BaseException:
+                    with suppress(EngineError):  # only its answer may be lost: requests would wait in a paused server
+                        await self._server.call("POST", "/continue_generation", {}, timeout_s=_ABORT_S)
                     self._traffic.open_gate()
                     raise
                 self._pause, self._in_flight = pause, in_flight

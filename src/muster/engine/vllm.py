@@ -41,7 +41,8 @@ class HttpReplica:
         control_timeout_s: float = 60.0,
     ) -> None:
         """session_header: by which a router in front of servers keeps a session in its place. request_timeout_s: of
-        `generate`, and of a pause that waits for requests; control: of all else.
+        `generate`, of a pause that waits for requests, and of staging, which is as long as the way of the weights;
+        control: of all else.
         """
         self.name = name
         self._server = Endpoint(name, url, token, timeout_s=control_timeout_s)
@@ -99,7 +100,8 @@ class HttpReplica:
 
     async def stage(self, publication: Publication) -> Staged:
         await self._server.call("POST", "/start_weight_update", {})
-        answer = await self._server.call("POST", "/update_weights", wire.publication_to_json(publication))
+        update, limit_s = wire.publication_to_json(publication), self._request_timeout_s
+        answer = await self._server.call("POST", "/update_weights", update, timeout_s=limit_s)
         return self._server.parsed(lambda: wire.staged_from_json(answer))
 
     async def pause(self, in_flight: InFlight) -> Pause:

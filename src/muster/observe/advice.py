@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from muster.observe.devices import idle_while
-from muster.observe.palette import name
+from muster.observe.outcomes import Groups
+from muster.observe.palette import BOUND_NAMES, name
 from muster.observe.report import Report
 from muster.observe.words import percent, plural, seconds
 from muster.types import DeviceState, Stage, Verdict
@@ -18,6 +19,7 @@ WORTH = 0.05  # share of the wall time below which a change is not worth its ris
 INFRA_SHARE = 0.05
 UNKNOWN_SHARE = 0.02
 NO_GRADIENT_SHARE = 0.5
+LEAST_GROUPS = 8  # complete ones, below which a share of them says little
 K3_LIMIT = 1e-2
 ESS_LIMIT = 0.9
 
@@ -75,14 +77,29 @@ def alarms(report: Report) -> tuple[str, ...]:
         found.append(f"Infrastructure failed {percent(infra)} of the trajectories (alarm at {percent(INFRA_SHARE)}).")
     if unknown > UNKNOWN_SHARE:
         found.append(f"{percent(unknown)} of the trajectories ended unknown (alarm at {percent(UNKNOWN_SHARE)}).")
-    if groups.no_gradient_share > NO_GRADIENT_SHARE:
-        found.append(f"{percent(groups.no_gradient_share)} of the complete groups had no gradient.")
+    if groups.complete >= LEAST_GROUPS and groups.no_gradient_share >= NO_GRADIENT_SHARE:
+        found.append(_no_gradient(groups))
     found += _divergence_alarms(report)
     unequal = [p for p in report.publications if not p.digest_equal]
     if unequal:
         what = plural(len(unequal), "publication")
         found.append(f"{what} left an engine with other weights than were published (digest mismatch).")
     return (*found, *_accounting_alarms(report))
+
+
+def _no_gradient(groups: Groups) -> str:
+    """Half of the work or more taught nothing; what helps depends on why the rewards were equal."""
+    unsolved, solved = groups.unsolved, groups.without_gradient - groups.unsolved
+    if unsolved >= solved:
+        why = f"in {unsolved} of these {groups.without_gradient} no member succeeded"
+        remedy = "take easier tasks, larger groups (schedule.group_size), or replay successes (schedule.replay.enabled)"
+    else:
+        why = f"in {solved} of these {groups.without_gradient} members succeeded"
+        remedy = "take harder tasks"
+    return (
+        f"{percent(groups.no_gradient_share)} of {plural(groups.complete, 'complete group')} had no gradient, because "
+        f"all members had the same reward (alarm at {percent(NO_GRADIENT_SHARE)}); {why}: {remedy}."
+    )
 
 
 def _divergence_alarms(report: Report) -> list[str]:
@@ -131,7 +148,7 @@ def _holding(report: Report) -> str:
     if not active:
         return ""
     most = max(sorted(set(active)), key=active.count)
-    return f"Batches are held by the {most} bound; only more of that makes them faster."
+    return f"Batches are held by the {BOUND_NAMES.get(most, most)}; nothing else would make them faster."
 
 
 def _capital(text: str) -> str:

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 
 from muster.journal import BatchRow, GroupRow, LaunchRow, SpanRow, TrajectoryRow
 from muster.observe.intervals import Piece, flatten, totals
-from muster.orchestrator.scheduler import PUT_OFF
+from muster.orchestrator.demand import PUT_OFF, SURPLUS
 from muster.types import Stage
 
-AFTERWARDS = ("surplus", PUT_OFF)
+AFTERWARDS = (SURPLUS, PUT_OFF)
 """Drop reasons of groups that were still collected when the batch that they were launched for was ready."""
 
 

@@ -65,7 +65,8 @@ class Groups:
     waiting: int  # open, or ready for a later batch
     dropped: Mapping[str, int]
     complete: int  # ended with a full set of grades: trained, ready, or without gradient
-    without_gradient: int
+    without_gradient: int  # all members had the same reward
+    unsolved: int  # of these, groups in which no member succeeded
 
     @property
     def no_gradient_share(self) -> float:
@@ -116,6 +117,7 @@ def group_counts(record: Record) -> Groups:
     trained = sum(g.state == "trained" for g in groups)
     ready = sum(g.state == "ready" for g in groups)
     without = dropped.get("no_gradient", 0)
+    solved = {t.group_id for t in record.trajectories.values() if t.verdict == Verdict.SUCCESS}
     late = sum(g.state == "dropped" and g.ready_at is not None for g in groups)
     return Groups(
         admitted=len(record.groups),
@@ -124,6 +126,7 @@ def group_counts(record: Record) -> Groups:
         dropped=dropped,
         complete=trained + ready + late + without,
         without_gradient=without,
+        unsolved=sum(g.drop_reason == "no_gradient" and g.id not in solved for g in groups),
     )
 
 

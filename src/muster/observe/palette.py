@@ -90,6 +90,21 @@ STATE_NAMES: Mapping[DeviceState, str] = MappingProxyType(
 )
 
 
+BOUND_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "engine": "engine",
+        "path": "longest attempt",
+        "slots": "slots",
+        "kv": "KV cache",
+        "verify": "verifiers",
+        "boot": "sandbox starts",
+        "cpu": "CPU",
+        "joint": "engine, slots and cache together",
+    }
+)
+"""What can hold a batch; `sim.bounds` explains each."""
+
+
 def name(stage: Stage) -> str:
     """`sandbox_queue` reads as "sandbox queue"."""
     return str(stage).replace("_", " ")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from muster.observe import words
 from muster.observe.freshness import weighted_mean
-from muster.observe.palette import STAGE_COLOURS, name
+from muster.observe.palette import BOUND_NAMES, STAGE_COLOURS, name
 from muster.observe.report import Report
 from muster.observe.section import LAST_BATCHES, Section, Table
 from muster.types import Stage
-
-BOUND_NAMES = ("engine", "path", "slots", "kv", "verify", "boot", "cpu")
 
 
 def readiness(report: Report) -> Section:
@@ -67,14 +65,15 @@ def _batches(report: Report) -> Table:
                 words.seconds(batch.collected_s),
                 words.seconds(limit),
                 words.ratio(batch.collected_s / limit if limit else None),
-                active or words.NOTHING,
+                BOUND_NAMES.get(active, active) if active else words.NOTHING,
             )
         )
     known = {n for b in report.bounds.values() for n in b}
-    missing = ", ".join(n for n in BOUND_NAMES if n not in known)
-    note = f"; bounds from the rates and times of this run, unknown: {missing}" if known and missing else ""
+    missing = ", ".join(label for n, label in BOUND_NAMES.items() if n not in known and n != "joint")
+    unknown = f" (unknown: {missing})" if missing else ""
+    note = f"; no schedule could beat the bound, at the rates and times of this run{unknown}" if known else ""
     shown = f"Last {len(rows)} batches" if len(report.batches) > LAST_BATCHES else "Batches"
-    columns = ("step", "TTB", "trainer waited", "largest part", "collected in", "lower bound", "over it", "held by")
+    columns = ("step", "TTB", "trainer waited", "largest part", "collected in", "bound", "over it", "held by")
     return Table(title=shown + note, columns=columns, rows=tuple(rows))
 
 
@@ -87,17 +86,17 @@ def _stragglers(report: Report) -> Table:
             s.verdict,
             str(s.turns),
             words.number(s.sampled_tokens),
-            _largest(s.parts.items()),
+            _largest(s.parts, s.duration_s),
         )
         for s in report.stragglers
     ]
-    columns = ("trajectory", "task", "took", "verdict", "turns", "tokens", "waited for")
+    columns = ("trajectory", "task", "took", "verdict", "turns", "tokens", "spent on")
     return Table(title="Slowest trajectories", columns=columns, rows=tuple(rows))
 
 
-def _largest(parts: Iterable[tuple[Stage, float]], count: int = 3) -> str:
-    ordered = sorted(parts, key=lambda p: -p[1])[:count]
-    return ", ".join(f"{name(s)} {words.seconds(x)}" for s, x in ordered if x > 0)
+def _largest(parts: Mapping[Stage, float], whole_s: float, count: int = 2) -> str:
+    ordered = sorted(parts.items(), key=lambda p: -p[1])[:count]
+    return ", ".join(f"{name(s)} {100 * x / whole_s:.0f} %" for s, x in ordered if x > 0)
 
 
 def freshness(report: Report) -> Section:
@@ -112,7 +111,7 @@ def freshness(report: Report) -> Section:
         "Every trained token came from the policy that was trained"
         if oldest <= 0
         else f"Trained tokens were {words.number(lag)} versions old on average, {oldest} at most"
-        + (f" ({words.number(farthest)} nats away, by the odometer)" if farthest is not None else "")
+        + (f" ({words.number(farthest)} nats away, summed over the steps between)" if farthest is not None else "")
     )
     replayed = sum(f.replayed for f in batches)
     again = f" Earlier successes were trained once more: {replayed}." if replayed else ""
@@ -146,7 +145,8 @@ def _ages(report: Report) -> Table:
     replaying = any(f.replayed for f in report.freshness)
     partly = " (*: in part assumed, a step was not measured)" if any(f.assumed for f in batches) else ""
     return Table(
-        title=f"Lag in versions; distance of the oldest token by the odometer, nats{partly}",
+        title="Lag in versions; distance of the oldest token from the trainer in nats, summed over the steps between"
+        + partly,
         columns=(*columns, "replayed", "their distance") if replaying else columns,
         rows=tuple(
             (
@@ -164,15 +164,16 @@ def _ages(report: Report) -> Table:
 
 def _divergences(report: Report) -> Table:
     return Table(
-        title="Divergence of trained tokens from the policy that sampled them, measured at the step, nats",
-        columns=("step", "rms", "k3", "worst k3", "ess", "clipped", "masked"),
+        title="Divergence of trained tokens from the policy that sampled them, measured at the step: root-mean-square "
+        "log-ratio (rms) and KL estimate (k3) in nats, effective sample size as a share of the tokens",
+        columns=("step", "rms", "k3", "k3, worst trajectory", "effective", "clipped", "masked"),
         rows=tuple(
             (
                 str(f.step),
                 words.number(f.rms),
                 words.number(f.k3),
                 words.number(f.worst_k3),
-                words.number(f.ess),
+                words.percent(f.ess),
                 words.percent(f.clip_fraction),
                 words.percent(f.dropped_fraction),
             )
@@ -189,9 +190,7 @@ def numerics(report: Report) -> Section:
         return Section(title=title, sentence=f"No step has been measured yet; correction in force: {correction}.")
     fresh = _mean(report, "fresh_difference")
     difference, meaning = (
-        (everywhere, "stale ones included")
-        if fresh is None
-        else (fresh, "of the trainer's own version: numerics alone")
+        (everywhere, "of all versions") if fresh is None else (fresh, "of the version that was trained: numerics alone")
     )
     sentence = (
         f"Trainer and engine differ by {words.number(difference)} nats per token, over tokens {meaning}; "
@@ -203,15 +202,17 @@ def numerics(report: Report) -> Section:
     def row(label: str, *fields: str) -> tuple[str, ...]:
         return (label, *(words.number(_mean(report, f)) for f in fields))
 
+    canary = words.number(max(canaries, default=None))
     table = Table(
-        title="Trainer against engine, per trained token",
-        columns=("measure", "all tokens", "fresh: numerics", "stale: and staleness"),
+        title="Trainer against engine, per trained token; fresh: of the version that was trained, so numerics alone; "
+        "stale: of older ones",
+        columns=("measure", "all", "fresh", "stale"),
         rows=(
-            row("mean |difference of log-probabilities|, nats", "difference", "fresh_difference", "stale_difference"),
-            row("k3, nats", "k3", "fresh_k3", "stale_k3"),
-            (*row("effective sample size, share of tokens", "ess"), "", ""),
-            ("largest ratio", words.number(largest), "", ""),
-            ("canary after publication, largest, nats", "", words.number(max(canaries, default=None)), ""),
+            row("mean |log-probability difference|, nats", "difference", "fresh_difference", "stale_difference"),
+            row("KL estimate (k3), nats", "k3", "fresh_k3", "stale_k3"),
+            ("effective sample size", words.percent(_mean(report, "ess")), "", ""),
+            ("largest ratio of probabilities", words.number(largest), "", ""),
+            ("fixed tokens after a publication, largest |difference|, nats", "", canary, ""),
         ),
     )
     return Section(title=title, sentence=sentence, tables=(table,))
@@ -230,5 +231,5 @@ def _correction(report: Report) -> str:
     if not correction:
         return "not recorded"
     rest = ", ".join(f"{k} {v}" for k, v in correction.items() if k != "kind" and v is not None)
-    kind = str(correction.get("kind", "unnamed")).replace("_", " ")
+    kind = str(correction.get("kind", "unnamed"))
     return f"{kind} ({rest})" if rest else kind

@@ -8,9 +8,12 @@ from muster.observe.report import Report
 from muster.observe.section import LAST_BATCHES, Section, Table
 from muster.types import DeviceState
 
+MOST_ENGINES = 4
+"""That have a column each; of more, one column has the mean."""
+
 
 def device_hours(report: Report) -> Section:
-    title = "Device-hours"
+    title = "What the devices did"
     strips = report.devices.strips
     if not strips:
         return Section(title=title, sentence="No device has reported yet.")
@@ -26,13 +29,20 @@ def device_hours(report: Report) -> Section:
         f"{words.plural(len(strips), 'device')}: engines waited {words.percent(waiting if engines else None)} of their "
         f"time and the trainer trained {words.percent(trainer)} of its own{busy}."
     )
+    apart = len(engines) <= MOST_ENGINES
+    others = {d: (d,) for d in strips if apart or d not in engines}
+    shown = others if apart else {f"{len(engines)} engines": tuple(engines), **others}
     rows = tuple(
-        (STATE_NAMES[s], f"{seconds[s] / 3600:.4f}", *(words.percent(report.devices.share(s, d)) for d in strips))
+        (
+            STATE_NAMES[s],
+            words.seconds(seconds[s]),
+            *(words.percent(report.devices.share(s, *d)) for d in shown.values()),
+        )
         for s in ordered
     )
     table = Table(
-        title="Hours by state, and share of each device's time",
-        columns=("state", "device-hours", *strips),
+        title="Time by state, summed over the devices, and share of each one's time",
+        columns=("state", "in all", *shown),
         rows=rows,
         shares=tuple(seconds[s] / whole if whole else 0.0 for s in ordered),
         colours=tuple(STATE_COLOURS[s] for s in ordered),

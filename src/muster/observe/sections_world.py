@@ -92,7 +92,7 @@ def publication(report: Report) -> Section:
         "step ended to serving": [p.latency_s for p in records],
     }
     split = Table(
-        title="Seconds",
+        title="Where the time goes",
         columns=("part", "p50", "p90", "max"),
         rows=tuple(
             (part, *(words.seconds(words.quantile(values, q)) for q in (0.5, 0.9, 1.0)))
@@ -113,7 +113,7 @@ def _commits(records: Sequence[PublicationRecord]) -> Table:
     }
     return Table(
         title="Checks, and requests in flight",
-        columns=("commits", "bytes each", "digest equal", "canary, largest", *counts),
+        columns=("commits", "bytes each", "digest equal", "fixed tokens, largest |difference|", *counts),
         rows=(
             (
                 str(len(records)),
@@ -140,7 +140,7 @@ def evaluation(report: Report) -> Section:
         sentence = (
             f"The pass rate went from {_rate(first)} at version {first.version.number} to {_rate(last)} at version "
             f"{last.version.number} ({words.points(last.pass_rate - first.pass_rate)}, intervals "
-            f"{'apart' if _apart(first, last) else 'overlap'}); {same}."
+            f"of 95 % {'apart' if _apart(first, last) else 'overlap'}); {same}."
         )
     tables = (_taken(taken), _families(taken), _fingerprint(last, changed))
     return Section(title=title, sentence=sentence, tables=tables)

@@ -57,7 +57,8 @@ def _table(table: Table) -> RenderableType:
         return Group(*(Text(f"! {row[0]}", style="bold red") for row in table.rows))
     rich = RichTable(box=None, pad_edge=False, header_style="dim")
     for i, column in enumerate(table.columns):
-        rich.add_column(column, justify="left" if i == 0 or not _numeric(table, i) else "right")
+        justify = "left" if i == 0 or not _numeric(table, i) else "right"
+        rich.add_column(column, justify=justify, overflow="fold")  # an id is of use only when it is whole
     if table.shares:
         rich.add_column("")
     for i, row in enumerate(table.rows):

@@ -6,7 +6,8 @@
 
 Law: pure. Lag counts versions; age is what it means in time, and tells a slow publication (old when it samples) from
 slow attempts (old when it is trained). A version's age begins at the end of the step that made it. When within an
-attempt a token was sampled follows from its spans: its tokens lie evenly over the time that it decoded.
+attempt a token was sampled follows from its spans: its tokens lie evenly over the time that it decoded. Tokens that it
+took over from a keep point are left out: the attempt that sampled them is not this one, and nor are its spans.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from muster.rollout.keeping import kept_tokens
 from muster.types import Ints, Stage, Trajectory
 
 Seconds = npt.NDArray[np.float64]
@@ -40,20 +42,21 @@ def policy_age(members: Iterable[Trajectory], made: Mapping[int, float], *, trai
     tokens = 0
     for member in members:
         versions_T = _versions(member)
-        known_T = np.isin(versions_T, list(made))
-        made_T = np.array([made[v] for v in versions_T[known_T].tolist()], dtype=np.float64)
-        sampled_s += float((_sampled_at(member, len(versions_T))[known_T] - made_T).sum())
-        trained_s += float((trained_at - made_T).sum())
-        tokens += len(made_T)
+        versions_V, at_T = np.unique(versions_T, return_inverse=True)
+        made_T = np.array([made.get(v, np.nan) for v in versions_V.tolist()], dtype=np.float64)[at_T]
+        known_T = ~np.isnan(made_T)
+        sampled_s += float((_sampled_at(member, len(versions_T)) - made_T)[known_T].sum())
+        trained_s += float((trained_at - made_T)[known_T].sum())
+        tokens += int(known_T.sum())
     if not tokens:
         return None
     return PolicyAge(sampled_s=sampled_s / tokens, trained_s=trained_s / tokens, tokens=tokens)
 
 
 def _versions(member: Trajectory) -> Ints:
-    """Of its sampled tokens, in the order in which they were sampled."""
+    """Of the tokens that it sampled itself, in the order in which it did."""
     parts = [s.versions_T[s.sampled_T] for s in member.segments]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    return np.concatenate(parts)[kept_tokens(member.outcome.evidence) :] if parts else np.zeros(0, np.int32)
 
 
 def _sampled_at(member: Trajectory, tokens: int) -> Seconds:
@@ -65,5 +68,5 @@ def _sampled_at(member: Trajectory, tokens: int) -> Seconds:
     durations: Seconds = np.array([s.duration_s for s in spans], dtype=np.float64)
     ends = np.cumsum(durations)  # of each span, in seconds of decoding
     into_T = (np.arange(tokens, dtype=np.float64) + 0.5) / max(tokens, 1) * ends[-1]
-    at_T = (into_T[:, None] >= ends[None, :-1]).sum(axis=1)  # which span each lies in
+    at_T: npt.NDArray[np.intp] = np.searchsorted(ends[:-1], into_T, side="right")  # which span each lies in
     return starts[at_T] + into_T - (ends - durations)[at_T]

@@ -60,7 +60,11 @@ class SchedulerConfig(BaseModel):
     replay: ReplayConfig = Field(
         default_factory=ReplayConfig, description="earlier successes for groups that have none"
     )
-    max_attempts: int = Field(default=3, ge=1, description="launches of one sibling, infrastructure refills included")
+    max_attempts: int = Field(
+        default=3,
+        ge=1,
+        description="launches of one sibling until it is given up; those lost further on than any before do not count",
+    )
     infra_alarm_rate: float = Field(
         default=0.5,
         gt=0,

@@ -147,6 +147,8 @@ class Delivery:
     async def _published(
         self, publication: Publication, canary: Canary, trained_at: float, export_s: float
     ) -> list[PublicationRecord]:
+        if not set(self._publisher.names) - set(self._lost):
+            self._lost.clear()  # a version is not delivered to nobody: who answers again takes it, or the run stops
         tries = self._attempts
         while True:
             try:
@@ -158,7 +160,7 @@ class Delivery:
                 tries -= 1
                 if tries > 0:
                     continue
-                failed = error.evidence.get("replicas", ())
+                failed = error.evidence["replicas"]
                 if not set(self._publisher.names) - set(failed) - set(self._lost):
                     raise
                 for name in failed:

@@ -12,7 +12,9 @@ from muster.types import Batch, Launch, ReadyGroup, Task, Trajectory
 class Group:
     """A group being collected. `members` holds graded siblings; a sibling that is in neither is lost.
 
-    `oldest`: version of the oldest sampled token of the members; None while nothing was sampled.
+    `fruitless`: launches of each sibling that ended ungraded and got no further than one before; `reached_s`: how far
+    the others got, in the model's own time. `oldest`: version of the oldest sampled token of the members; None while
+    nothing was sampled.
     """
 
     id: str
@@ -23,6 +25,8 @@ class Group:
     members: dict[int, Trajectory] = field(default_factory=dict[int, Trajectory])
     launches: dict[int, int] = field(default_factory=dict[int, int])  # of each sibling, so far
     pending: dict[int, Launch] = field(default_factory=dict[int, Launch])  # launched or waiting for a slot
+    fruitless: dict[int, int] = field(init=False, default_factory=dict[int, int])
+    reached_s: dict[int, float] = field(init=False, default_factory=dict[int, float])
     oldest: int | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -32,6 +36,13 @@ class Group:
     def graded(self, sibling: int, member: Trajectory) -> None:
         self.members[sibling] = member
         self._aged(member)
+
+    def lost(self, sibling: int, reached_s: float) -> None:
+        """A launch ended ungraded. `reached_s`: the model's own time at its last keep point; 0: it made none."""
+        if reached_s > self.reached_s.get(sibling, 0.0):
+            self.reached_s[sibling] = reached_s
+        else:
+            self.fruitless[sibling] = self.fruitless.get(sibling, 0) + 1
 
     def _aged(self, member: Trajectory) -> None:
         version = member.oldest_version

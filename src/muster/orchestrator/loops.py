@@ -16,45 +16,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from muster import clock
-from muster.engine.port import EngineStatistics, Replica
-from muster.errors import EngineError, MusterError
-from muster.journal import CheckpointRow, DropRow, EventRow, Journal, StepRow
-from muster.metrics import Mean, Metrics, Sum
+from muster.errors import MusterError
+from muster.journal import CheckpointRow, DropRow, EventRow, StepRow
+from muster.metrics import Sum
 from muster.orchestrator import drift, staleness
 from muster.orchestrator.book import GroupBook
 from muster.orchestrator.delivery import Delivery
 from muster.orchestrator.device import DeviceRecorder
-from muster.orchestrator.dispatch import Dispatcher, derived_seed
+from muster.orchestrator.dispatch import derived_seed
 from muster.orchestrator.groups import Closed
-from muster.orchestrator.record import batch_row, device_rows, observe_publication, observe_step
+from muster.orchestrator.parts import Parts
+from muster.orchestrator.record import batch_row, observe_publication, observe_step, observe_trajectory
 from muster.orchestrator.resume import Standing
-from muster.orchestrator.scheduler import Scheduler
-from muster.orchestrator.status import PoolStatus, Progress, RunStatus
-from muster.publish.publisher import Publisher
-from muster.rollout.keeping import own_tokens
-from muster.trainer.correction import DivergenceLimit
-from muster.trainer.port import Trainer
-from muster.types import (
-    Batch,
-    Cause,
-    DeviceState,
-    Evaluation,
-    Graded,
-    Ints,
-    Launch,
-    Publication,
-    Trajectory,
-    Verdict,
-    Version,
-)
+from muster.orchestrator.status import Progress
+from muster.orchestrator.watch import Watch
+from muster.types import Batch, Cause, DeviceState, Launch, Trajectory
 
 PREFETCH = 64
 """Launches ahead whose sandboxes the pool may warm; it takes as many as it is configured for."""
@@ -70,17 +51,6 @@ class LoopConfig(BaseModel):
     evaluate_every: int = Field(default=7, ge=0, description="steps between evaluations; 0: only at the ends")
     watch_interval_s: float = Field(default=1.0, gt=0, description="how often engine statistics are read")
     publish_attempts: int = Field(default=3, ge=1, description="tries to publish a version before the run stops")
-
-
-class Curriculum(Protocol):
-    """Where tasks come from, as far as the loops know it."""
-
-    @property
-    def quarantined(self) -> Mapping[str, str]: ...
-
-    def fault(self, task_id: str, reason: str) -> bool: ...
-
-    def state(self) -> dict[str, object]: ...
 
 
 class AdmissionStopped(MusterError):
@@ -105,30 +75,6 @@ class Signal:
         await self._event.wait()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What the loops drive; chosen by `run.py`."""
-
-    journal: Journal
-    metrics: Metrics
-    scheduler: Scheduler
-    curriculum: Curriculum
-    dispatcher: Dispatcher
-    trainer: Trainer
-    publisher: Publisher
-    engines: tuple[Replica, ...]
-    retire: Callable[[Publication], None]  # what a publication was transported in is no longer needed
-    evaluate: Callable[[int], Awaitable[Evaluation]]  # at a step, pinned to the version that serves
-    prefetch: Callable[[Sequence[Launch]], None]  # make sandboxes ready for these
-    pool_status: Callable[[], PoolStatus]
-    on_status: Callable[[RunStatus], None]
-    groups_per_batch: int
-    canary: Ints
-    temperature: float
-    divergence_limit: DivergenceLimit | None = None  # with action refill, batches are measured before the step
-    serves: Callable[[Version | None], None] = lambda version: None  # told what the engines must hold; None: changing
-
-
 class Orchestrator:
     """Drives one run from where it stands to its last step, or until `stop()`."""
 
@@ -142,7 +88,6 @@ class Orchestrator:
         self._changed = Signal()
         self._stop = asyncio.Event()
         self._made = {row.step + 1: row.ended for row in parts.journal.rows(StepRow)}  # version -> when
-        self._looked_at = 0.0  # at the engines
         self._batches: deque[Batch] = deque()
         self._book = GroupBook(parts.journal)
         self._device = DeviceRecorder(parts.journal, "trainer", DeviceState.LOADING)
@@ -157,6 +102,7 @@ class Orchestrator:
             attempts=config.publish_attempts,
             serves=parts.serves,
         )
+        self._watch = Watch(parts, self._delivery, self._progress, strayed=self._changed.fire)
 
     def stop(self) -> None:
         """Ask for a clean stop: live attempts are dropped, a checkpoint is written, `run` returns."""
@@ -167,13 +113,14 @@ class Orchestrator:
         """Returns True when all steps are done, False when it was stopped. Errors of the parts pass through."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                background = [tasks.create_task(self._watch()), tasks.create_task(self._until_stopped())]
+                background = [tasks.create_task(self._keep_looking()), tasks.create_task(self._until_stopped())]
                 await self._begin()
                 background.append(tasks.create_task(self._collect(tasks)))
                 await self._train()
                 for task in background:
                     task.cancel()
             await self._look()
+            self._p.metrics.flush(self._step)  # no step trains from the last version, whose publication is in here
             await self._p.dispatcher.finish()
         except* Stopped:
             if self._device.state is DeviceState.BATCH_WAIT:
@@ -255,9 +202,9 @@ class Orchestrator:
             self._p.scheduler.cancelled(launch.id)
             self._changed.fire()
             raise
-        if trajectory.outcome.cause is Cause.ENGINE_FAILED and self._looked_at < clock.now():
-            await self._look_at_engines()  # one that is dead says so here, before its refills fail one by one
-        self._observe(trajectory)
+        if trajectory.outcome.cause is Cause.ENGINE_FAILED and self._watch.looked_at < clock.now():
+            await self._watch.look_at_engines()  # one that is dead says so here, before its refills fail one by one
+        observe_trajectory(self._p.metrics, trajectory)
         self._look_at_task(trajectory)
         closed = self._p.scheduler.ended(trajectory, clock.now())
         if closed is not None:
@@ -374,7 +321,7 @@ class Orchestrator:
         self._changed.fire()
 
     async def _evaluate(self) -> None:
-        await self._look_at_engines()
+        await self._watch.look_at_engines()
         if self._delivery.strayed:
             await self._publish_again()
         self._device.enter(DeviceState.EVALUATE)
@@ -392,41 +339,13 @@ class Orchestrator:
 
     # --- watch
 
-    async def _watch(self) -> None:
+    async def _keep_looking(self) -> None:
         while True:
             await self._look()
             await clock.sleep(self._config.watch_interval_s)
 
     async def _look(self) -> None:
-        """Read the engines into the journal, and show a frame."""
-        statistics = await self._look_at_engines()
-        self._p.on_status(
-            self._progress.status(
-                scheduler=self._p.scheduler.statistics(),
-                batch_groups=self._p.groups_per_batch,
-                stages=self._p.dispatcher.stages(),
-                pool=self._p.pool_status(),
-                engines=statistics,
-                trainer_state=self._device.state,
-                step=self._step,
-            )
-        )
-
-    async def _look_at_engines(self) -> list[EngineStatistics]:
-        self._looked_at = clock.now()
-        serving = self._delivery.serving
-        answered: list[EngineStatistics] = []
-        unanswered: dict[str, EngineError] = {}
-        for engine in self._p.engines:
-            try:
-                answered.append(await engine.statistics())
-            except EngineError as error:
-                unanswered[engine.name] = error
-        self._p.journal.record(*device_rows(answered))
-        self._p.scheduler.observe(answered, clock.now())
-        if self._delivery.look(answered, unanswered, asked=serving):
-            self._changed.fire()
-        return answered
+        await self._watch.look(step=self._step, trainer=self._device.state)
 
     # --- recording
 
@@ -435,12 +354,3 @@ class Orchestrator:
         if closed.drop_reason == "no_gradient":
             self._p.metrics.observe("groups_no_gradient", Sum(1))
         self._p.dispatcher.forget(closed.group_id)
-
-    def _observe(self, trajectory: Trajectory) -> None:
-        metrics, outcome = self._p.metrics, trajectory.outcome
-        metrics.observe("sampled_tokens", Sum(own_tokens(trajectory)))
-        metrics.observe("trajectories_infra", Sum(outcome.verdict is Verdict.INFRA))
-        metrics.observe("trajectories_unknown", Sum(outcome.verdict is Verdict.UNKNOWN))
-        if isinstance(outcome, Graded):
-            metrics.observe("reward", Mean.of(outcome.reward))
-            metrics.observe("solve_rate", Mean.of(outcome.verdict is Verdict.SUCCESS))

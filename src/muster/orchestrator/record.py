@@ -8,12 +8,13 @@ import numpy as np
 
 from muster.engine.port import EngineStatistics
 from muster.journal import BatchRow, DeviceRow, GroupRow, Journal, MetricRow
-from muster.metrics import Last, Metrics, Quantiles, Sum
+from muster.metrics import Last, Mean, Metrics, Quantiles, Sum
 from muster.orchestrator.age import policy_age
 from muster.orchestrator.groups import Group
 from muster.orchestrator.staleness import lag
+from muster.rollout.keeping import own_tokens
 from muster.trainer.port import StepResult
-from muster.types import Batch, PublicationRecord
+from muster.types import Batch, Graded, PublicationRecord, Trajectory, Verdict
 
 
 class JournalSink:
@@ -80,9 +81,21 @@ def observe_step(
         metrics.observe(name, Last(value))
 
 
+def observe_trajectory(metrics: Metrics, trajectory: Trajectory) -> None:
+    """What an ended attempt adds to the metrics of the step that is made next."""
+    outcome = trajectory.outcome
+    metrics.observe("sampled_tokens", Sum(own_tokens(trajectory)))
+    metrics.observe("trajectories_infra", Sum(outcome.verdict is Verdict.INFRA))
+    metrics.observe("trajectories_unknown", Sum(outcome.verdict is Verdict.UNKNOWN))
+    if isinstance(outcome, Graded):
+        metrics.observe("reward", Mean.of(outcome.reward))
+        metrics.observe("solve_rate", Mean.of(outcome.verdict is Verdict.SUCCESS))
+
+
 def observe_publication(metrics: Metrics, records: Sequence[PublicationRecord]) -> None:
-    """What publishing a version adds to the metrics of the step that trains from it. Bytes and counts are of all
-    replicas together; a replica whose digest or canary was wrong has no record.
+    """What publishing a version adds to the metrics of the step that trains from it; the last version's are under the
+    step that would. Bytes and counts are of all replicas together; a replica whose digest or canary was wrong has no
+    record.
     """
     for r in records:
         seconds = {

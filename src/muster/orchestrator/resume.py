@@ -10,7 +10,7 @@ assembled but never trained go back to being ready groups. Where an interrupted 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,10 @@ from muster.journal import (
     TrajectoryRow,
 )
 from muster.orchestrator import drift
+from muster.orchestrator.demand import PUT_OFF
 from muster.orchestrator.drift import Odometer
 from muster.orchestrator.groups import Group
-from muster.orchestrator.scheduler import PUT_OFF
+from muster.rollout.keeping import reached_s
 from muster.types import Batch, Graded, ReadyGroup, Task, Trajectory
 
 
@@ -60,10 +61,16 @@ class Standing:
     curriculum: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-def standing(journal: Journal, directory: Path, tasks: Mapping[str, Task]) -> Standing:
-    """Read it. `directory` is the run's; checkpoints that are missing there are passed over."""
+def standing(
+    journal: Journal,
+    directory: Path,
+    tasks: Mapping[str, Task],
+    *,
+    exists: Callable[[Path], bool] = Path.is_dir,
+) -> Standing:
+    """Read it. `directory` is the run's; a checkpoint that does not exist there (any more) is passed over."""
     version = journal.count(StepRow)
-    checkpoints = [c for c in journal.rows(CheckpointRow) if (directory / c.path).is_dir()]
+    checkpoints = [c for c in journal.rows(CheckpointRow) if exists(directory / c.path)]
     step = checkpoints[-1].step if checkpoints else 0
     launches: dict[str, list[LaunchRow]] = defaultdict(list)
     for launch in journal.rows(LaunchRow, "purpose = 'train'"):
@@ -88,10 +95,16 @@ def standing(journal: Journal, directory: Path, tasks: Mapping[str, Task]) -> St
     )
 
 
-def _members(journal: Journal, group_id: str) -> dict[int, Trajectory]:
+def _ended(journal: Journal, group_id: str) -> list[TrajectoryRow]:
+    """In the order of their attempts."""
+    rows = journal.rows(TrajectoryRow, "group_id = ? AND purpose = 'train'", group_id)
+    return sorted(rows, key=lambda row: row.attempt)
+
+
+def _members(journal: Journal, ended: Iterable[TrajectoryRow]) -> dict[int, Trajectory]:
     """Graded members by sibling, with their spans."""
     members: dict[int, Trajectory] = {}
-    for row in journal.rows(TrajectoryRow, "group_id = ? AND purpose = 'train'", group_id):
+    for row in ended:
         if isinstance(row.outcome, Graded):
             spans = journal.rows(SpanRow, "owner = ?", row.id)
             members[row.sibling] = row.trajectory(s.span() for s in spans)
@@ -99,7 +112,7 @@ def _members(journal: Journal, group_id: str) -> dict[int, Trajectory]:
 
 
 def _ready(journal: Journal, row: GroupRow) -> ReadyGroup:
-    members = _members(journal, row.id)
+    members = _members(journal, _ended(journal, row.id))
     return ReadyGroup(
         id=row.id,
         task_id=row.task_id,
@@ -114,15 +127,19 @@ def _open(journal: Journal, row: GroupRow, task: Task, launches: list[LaunchRow]
     counts: dict[int, int] = defaultdict(int)
     for launch in launches:
         counts[launch.sibling] += 1
-    return Group(
+    ended = _ended(journal, row.id)
+    group = Group(
         id=row.id,
         task=task,
         submission=row.submission,
         version=row.version,
         replaces=row.replaces,
-        members=_members(journal, row.id),
+        members=_members(journal, ended),
         launches=dict(counts),
     )
+    for lost in (t for t in ended if not isinstance(t.outcome, Graded)):
+        group.lost(lost.sibling, reached_s(lost.evidence))
+    return group
 
 
 def _batch(journal: Journal, row: BatchRow) -> Batch:

@@ -16,7 +16,6 @@ are admitted only once version k is published; with `max_lag = n`, once version 
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -24,6 +23,7 @@ from typing import Any, Protocol
 from muster.engine.port import EngineStatistics
 from muster.orchestrator.concurrency import Concurrency
 from muster.orchestrator.config import SchedulerConfig
+from muster.orchestrator.demand import Demand
 from muster.orchestrator.drift import Odometer
 from muster.orchestrator.expectation import Expectation, own_s
 from muster.orchestrator.groups import Admission, Assembly, Closed, Group, SchedulerStatistics
@@ -31,10 +31,8 @@ from muster.orchestrator.line import Line
 from muster.orchestrator.ready_pool import ReadyPool
 from muster.orchestrator.replay import ReplayStore, joined
 from muster.orchestrator.staleness import Freshness
+from muster.rollout.keeping import reached_s
 from muster.types import Batch, Graded, Launch, ReadyGroup, Task, Trajectory, Verdict
-
-PUT_OFF = "put_off"
-"""Why a group was dropped whose task is tried again, in a batch of only such tasks."""
 
 
 class TaskSource(Protocol):
@@ -69,14 +67,13 @@ class Scheduler:
             policy=config.batch_policy, window_fraction=config.window_fraction, freshness=self._freshness
         )
         self._line = Line(config.order)
+        self._demand = Demand(config)
         self._concurrency = Concurrency(config.concurrency, config.slots)
         self._expectation = expectation or Expectation()
         self._replay = ReplayStore(config.replay, per_batch=config.groups_per_batch * config.group_size)
         self._groups: dict[str, Group] = {}  # open ones, in order of submission
         self._live: dict[str, Launch] = {}
         self._replace: deque[str] = deque()  # dropped groups whose replacement is not admitted yet
-        self._put_off: deque[tuple[str, Task]] = deque()  # surplus groups whose task waits for a batch of the long
-        self._long = False  # this batch is one of those
         self._suspects: dict[str, Group] = {}  # open groups that may have become too stale since the last look
         self._recent: deque[bool] = deque(maxlen=config.infra_alarm_window)  # True: infrastructure failure
         self._submissions = 0
@@ -114,8 +111,10 @@ class Scheduler:
         if isinstance(trajectory.outcome, Graded):
             group.graded(launch.sibling, trajectory)
             self._suspects[group.id] = group
-        elif group.launches[launch.sibling] < self._config.max_attempts:
-            self._enqueue(group, launch.sibling)
+        else:
+            group.lost(launch.sibling, reached_s(trajectory.outcome.evidence))
+            if group.fruitless.get(launch.sibling, 0) < self._config.max_attempts:
+                self._enqueue(group, launch.sibling)
         return None if group.pending else self._close(group, now)
 
     def cancelled(self, launch_id: str) -> None:
@@ -204,8 +203,7 @@ class Scheduler:
         """
         ready = tuple(ready)
         self._version, self._assembled, self._submissions = version, assembled, submissions
-        self._put_off.extend(put_off)
-        self._long = len(self._put_off) >= self._config.groups_per_batch
+        self._demand.restore(put_off)
         if odometer is not None:
             self._freshness.odometer = odometer
         if state is not None:
@@ -282,13 +280,12 @@ class Scheduler:
         """Groups to admit now, so that all batches within the allowed lag can be filled and none beyond."""
         if self.alarm:
             return 0
-        horizon = min(self._freshness.reach(self._version) + 1, self._steps)
-        return self._needed(horizon - self._assembled) - len(self._pool) - len(self._groups)
+        return self._demand.groups(self._batches) - len(self._pool) - len(self._groups)
 
-    def _needed(self, batches: int) -> int:
-        """Groups to launch for so many batches."""
-        over = 1.0 if self._long else self._config.over_launch
-        return math.ceil(batches * self._config.groups_per_batch * over)
+    @property
+    def _batches(self) -> int:
+        """That are open, and may be collected for with the version that serves."""
+        return min(self._freshness.reach(self._version) + 1, self._steps) - self._assembled
 
     def _free(self) -> int:
         """Slots that nothing uses or waits for."""
@@ -316,33 +313,20 @@ class Scheduler:
         """Batch `step` opens. Returns the groups that were launched beyond the need of the one before, with why."""
         self._assembled, self._opened_at = step, now
         self._suspects = dict(self._groups)
-        surplus = {} if self._config.surplus == "carry" else self._beyond_need()
-        self._long = len(self._put_off) >= self._config.groups_per_batch
-        return surplus
-
-    def _beyond_need(self) -> dict[str, str]:
-        """Close what was over-launched, newest first: the oldest of what is left has cost most."""
-        if self._config.over_launch == 1 or self._long:
-            return {}
-        horizon = min(self._freshness.reach(self._version) + 1, self._steps)
-        excess = len(self._pool) + len(self._groups) - self._needed(max(0, horizon - self._assembled))
-        newest = sorted([*self._pool.groups, *self._groups.values()], key=lambda g: -g.submission)
-        surplus: dict[str, str] = {}
-        for group in reversed(newest[: max(0, excess)]):
-            surplus[group.id] = "surplus"
+        surplus = self._demand.surplus(self._batches, ready=self._pool.groups, open=self._groups.values())
+        for group, reason in surplus:
             if isinstance(group, ReadyGroup):
                 self._pool.remove(group)
-                self._replay.settled(group, dropped="surplus")
-                continue
-            del self._groups[group.id]
-            if self._config.surplus == "tail":
-                surplus[group.id] = PUT_OFF
-                self._put_off.append((group.id, group.task))
-        return surplus
+                self._replay.settled(group, dropped=reason)
+            else:
+                del self._groups[group.id]
+        self._demand.opened()
+        return {group.id: reason for group, reason in surplus}
 
     def _open_group(self) -> Group:
-        if self._long and self._put_off:
-            replaces, task = self._put_off.popleft()
+        put_off = self._demand.next_put_off()
+        if put_off is not None:
+            replaces, task = put_off
         else:
             replaces, task = (self._replace.popleft() if self._replace else None), self._source.next()
         group = Group(

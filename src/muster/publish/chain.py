@@ -1,7 +1,8 @@
-"""Versions as whole files and deltas: which form each one gets, and which files must stay.
+"""Versions as files in a place: which form each one gets, and which files must stay.
 
 Law: of what is fetchable, every chain is complete back to its anchor. Nothing is counted as published before its
-file is: a failed export leaves the chain as it was, and the next one builds on what is there.
+file is: a failed export leaves the chain as it was, and the next one builds on what is there. Weights lie sorted by
+name: in whole files, and where the positions of a delta count. So an engine's own copy is a base like any other.
 
     export ─┬─ first, `anchor_every`-th, other layout, too much changed, not newer than the last ─► whole: an anchor
             └─ else ─► delta to the version before
@@ -25,7 +26,7 @@ from muster.publish.payload import Payload, changed, low_rank, whole
 from muster.publish.places import Place
 from muster.transport.adapter import Adapter
 from muster.transport.delta import bits, changes
-from muster.transport.files import file_name, file_prefix, is_orphan
+from muster.transport.files import PREFIX, file_name, file_prefix, is_orphan
 from muster.transport.tensors import ELEMENTS, Array
 from muster.types import Publication, Version
 
@@ -44,13 +45,15 @@ class ChainExporter:
     """Writes versions to a place. With form "delta" it holds a copy of the last one's weights.
 
     Example: `ChainExporter(place, transport="checkpoint", label="demo", form="delta", anchor_every=16, keep=2)`
+
+    Every file names its run and the process that owns it: what a killed run left is found and removed.
     """
 
     def __init__(
         self,
         place: Place,
         *,
-        transport: Literal["direct", "checkpoint"],
+        transport: Literal["memory", "direct", "checkpoint"],
         label: str,
         form: Literal["whole", "delta"] = "whole",
         anchor_every: int = 16,
@@ -60,7 +63,7 @@ class ChainExporter:
     ) -> None:
         """owner_pid: of the run, which this process may be a child of; None: of this process."""
         self._place, self._label = place, label
-        self._transport: Literal["direct", "checkpoint"] = transport
+        self._transport: Literal["memory", "direct", "checkpoint"] = transport
         self._form, self._anchor_every, self._keep = form, anchor_every, keep
         self._max_bytes_per_s = max_bytes_per_s
         self._owner_pid = os.getpid() if owner_pid is None else owner_pid
@@ -78,6 +81,7 @@ class ChainExporter:
     ) -> Publication:
         """As `trainer.port.Exporter`. Raises `PublicationError`; nothing half-written stays."""
         version = Version(number=number, digest=digest)
+        arrays = dict(sorted(arrays.items()))
         if adapter is not None:
             return self._publish(low_rank(arrays, version, adapter), dtype)
         for name, array in arrays.items():
@@ -87,16 +91,18 @@ class ChainExporter:
         return self._export_chained(arrays, version, dtype)
 
     def clear(self) -> None:
-        """Remove every file of this run; from any process."""
-        for name in self._place.names(file_prefix(self._label, self._owner_pid)):
-            self._remove(name)
+        """Remove every file of this run; from any process. Storage that does not answer fails no run: see `reap`."""
+        with contextlib.suppress(OSError):
+            for name in self._place.names(file_prefix(self._label, self._owner_pid)):
+                self._remove(name)
 
     def reap(self) -> list[str]:
-        """Remove what dead processes of this machine left of runs of the same label; returns the names."""
-        names = [name for name in self._place.names(file_prefix(self._label)) if is_orphan(name)]
-        for name in names:
-            self._place.remove(name)
-        return names
+        """Remove what dead runs of this machine left in a place that others use too; returns the names.
+
+        Raises `OSError` when the place does not answer.
+        """
+        names = [name for name in self._place.names(PREFIX) if is_orphan(name, shared=True)]
+        return [name for name in names if self._remove(name)]
 
     def _export_chained(self, arrays: Mapping[str, Array], version: Version, dtype: str) -> Publication:
         found = self._changes(arrays, version)
@@ -118,11 +124,10 @@ class ChainExporter:
             return None
         if [(n, a.shape, a.dtype) for n, a in arrays.items()] != [(n, a.shape, a.dtype) for n, a in self._last.items()]:
             return None
-        positions, values = changes(list(self._last.values()), list(arrays.values()))
         whole_bytes = sum(array.nbytes for array in arrays.values())
-        if len(positions) * (1 + values.itemsize) > _LARGEST_DELTA * whole_bytes:
-            return None
-        return positions, values
+        change_bytes = 1 + max(array.itemsize for array in arrays.values())  # a gap and a value
+        most = int(_LARGEST_DELTA * whole_bytes / change_bytes)
+        return changes(list(self._last.values()), list(arrays.values()), most=most)
 
     def _anchor_is_due(self) -> bool:
         recent = self._written[-(self._anchor_every - 1) :] if self._anchor_every > 1 else []
@@ -137,7 +142,9 @@ class ChainExporter:
                 self._written.clear()  # it may be gone, and no chain may need it: begin a new one
             evidence = {"size_bytes": payload.size_bytes}
             raise PublicationError(
-                f"version {payload.version.number}: cannot write {name}: {error}", evidence
+                f"version {payload.version.number}: cannot write {name}: {error}; free space there, or "
+                "mend the rights, credentials or address of publish.transport",
+                evidence,
             ) from error
         self._written = [w for w in self._written if w.name != name]
         self._written.append(_Written(name=name, version=payload.version, form=payload.form))
@@ -161,10 +168,13 @@ class ChainExporter:
             self._remove(old.name)
         del self._written[:first]
 
-    def _remove(self, name: str) -> None:
+    def _remove(self, name: str) -> bool:
         """A storage that will not is no reason to fail what was published; `clear` and `reap` come back to it."""
-        with contextlib.suppress(OSError):
+        try:
             self._place.remove(name)
+        except OSError:
+            return False
+        return True
 
 
 def _overwrite(last: Mapping[str, Array], arrays: Mapping[str, Array]) -> None:

@@ -12,20 +12,19 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import assert_never
 
-from muster.errors import ConfigError, PublicationError
+from muster.errors import ConfigError
 from muster.publish.chain import ChainExporter
 from muster.publish.config import CheckpointConfig, DirectConfig, MemoryConfig, TransportConfig
-from muster.publish.memory import MemoryExporter
-from muster.publish.places import FolderPlace, RemotePlace, ServedPlace, on_this_host
+from muster.publish.places import FolderPlace, MemoryPlace, RemotePlace, ServedPlace
 from muster.transport import files
-from muster.transport.fetch import local_path
+from muster.transport.files import on_this_host
+from muster.transport.storage import local_path
 from muster.types import Publication
 
-Exporter = MemoryExporter | ChainExporter
+Exporter = ChainExporter
 """Satisfies `trainer.port.Exporter`; `clear()` removes what the run published."""
 
 
@@ -37,8 +36,12 @@ def exporter_for(config: TransportConfig, *, run_label: str, directory: Path) ->
     weights = directory.absolute() / "weights"
     match config:
         case MemoryConfig():
-            return MemoryExporter(
-                run_label=run_label, fallback=weights, keep=config.keep, max_bytes_per_s=config.max_bytes_per_s
+            return ChainExporter(
+                MemoryPlace(fallback=weights),
+                transport=config.kind,
+                label=run_label,
+                keep=config.keep,
+                max_bytes_per_s=config.max_bytes_per_s,
             )
         case DirectConfig():
             place = ServedPlace(
@@ -75,7 +78,6 @@ def _chained(
         anchor_every=config.anchor_every,
         keep=config.keep,
         max_bytes_per_s=config.max_bytes_per_s,
-        owner_pid=os.getpid(),
     )
 
 
@@ -84,6 +86,9 @@ def _stored(config: CheckpointConfig, default: Path, label: str) -> ChainExporte
         path = local_path(config.location) if config.location else default
         exporter = _chained(config, RemotePlace(config.location) if path is None else FolderPlace(path), label)
         exporter.reap()  # and so the storage is asked before the run starts
-    except (PublicationError, OSError) as error:
-        raise ConfigError(f"publish.transport.location: {error}") from error
+    except OSError as error:
+        raise ConfigError(
+            f"publish.transport.location: {error}; it is a folder, or a URL whose package is installed, that this "
+            "machine may list and write"
+        ) from error
     return exporter

@@ -19,7 +19,7 @@ from muster import clock
 from muster.errors import MusterError, SandboxError, SandboxLost, SandboxStartError, boundary
 from muster.rollout import preparation
 from muster.rollout.agent import Between, Episode, Spent
-from muster.rollout.keeping import Keeper, KeepPoints, continued, with_origin
+from muster.rollout.keeping import Keeper, KeepPoints, continued, with_points
 from muster.rollout.spans import SpanRecorder
 from muster.sandbox.pool import Lane, Lease, Pool, Wanted
 from muster.sandbox.port import Counters, Sandbox, Snapshot
@@ -115,6 +115,7 @@ class _Attempt:
     verifier: Verifier
     keeper: Keeper | None
     episode: Episode
+    keep_points: KeepPoints | None = None
     pristine: Snapshot | None = None
     frozen: list[Snapshot] = field(default_factory=list[Snapshot])
     grades: list[Grade] = field(default_factory=list[Grade])
@@ -124,8 +125,8 @@ class _Attempt:
         return Session(id=self.launch.id, group=self.launch.group_id)
 
     def trajectory(self, outcome: Outcome, spans: Sequence[Span]) -> Trajectory:
-        kept = self.launch.kept
-        states = (self.pristine.id if self.pristine else None, kept.snapshot if kept else None)
+        began, made = self.launch.kept, self.keep_points.made if self.keep_points else None
+        states = (self.pristine.id if self.pristine else None, began.snapshot if began else None)
         return Trajectory(
             id=self.launch.id,
             group_id=self.launch.group_id,
@@ -134,7 +135,7 @@ class _Attempt:
             segments=(self.episode.transcript.segment(),),
             turns=tuple(self.episode.turns),
             spans=tuple(spans),
-            outcome=with_origin(outcome, kept),
+            outcome=with_points(outcome, began=began, made=made),
             started=self.spans.started,
             ended=spans[-1].end if spans else self.spans.started,
             snapshots=tuple(id for id in (*states, *(state.id for state in self.frozen)) if id is not None),
@@ -192,7 +193,8 @@ class _Attempt:
         raise AssertionError("the last step returns")
 
     async def _play(self, task: Task, step: str, lease: Lease) -> _Played:
-        sandbox, keep_points = lease.sandbox, self._keep_points(lease.sandbox)
+        sandbox = lease.sandbox
+        keep_points = self.keep_points = self._keeping(sandbox)
 
         async def between() -> None:
             if keep_points is not None:
@@ -212,7 +214,7 @@ class _Attempt:
         if await lease.give_way():
             self.spans.enter(Stage.SANDBOX_START, at=max(asked, clock.now() - lease.start_s))
 
-    def _keep_points(self, sandbox: Sandbox) -> KeepPoints | None:
+    def _keeping(self, sandbox: Sandbox) -> KeepPoints | None:
         """A task of several steps has none: what its steps were graded would have to be kept as well."""
         if self.keeper is None or self.launch.task.steps:
             return None

@@ -18,10 +18,12 @@ from muster.rollout.agent import Episode
 from muster.rollout.renderer import Transcript
 from muster.rollout.spans import SpanRecorder
 from muster.sandbox.port import Sandbox
-from muster.types import Kept, Launch, Outcome, Stage, Trajectory
+from muster.types import Kept, Launch, Outcome, Stage, Trajectory, Verdict
 
 CONTINUED = "continued"
 """Key of an outcome's evidence: what the attempt was continued from. Absent when it began at the beginning."""
+KEPT = "kept"
+"""Key of the evidence of what infrastructure lost: the last keep point that it made. Absent when it made none."""
 
 
 class Keeper(Protocol):
@@ -46,6 +48,7 @@ class KeepPoints:
     sandbox: Sandbox
     spans: SpanRecorder
     last_s: float  # of the model's own time, at the last keep point
+    made: Kept | None = None  # the last one
 
     async def __call__(self) -> None:
         """Keep, if it is due and takes nothing from the agent; else it is asked again after the next turn."""
@@ -64,6 +67,7 @@ class KeepPoints:
             segment=self.episode.transcript.segment(),
             turns=tuple(self.episode.turns),
         )
+        self.made = kept
         await self.keeper.commit(self.launch, kept)
 
 
@@ -72,17 +76,23 @@ def continued(kept: Kept) -> Episode:
     return Episode(Transcript.of(kept.segment), turns=list(kept.turns), spent_s=kept.own_s)
 
 
-def with_origin(outcome: Outcome, kept: Kept | None) -> Outcome:
-    """`outcome`, whose evidence says what the attempt was continued from, if it was."""
-    if kept is None:
-        return outcome
-    origin = {
-        "launch": kept.launch,
-        "snapshot": kept.snapshot,
-        "turns": len(kept.turns),
-        "sampled_tokens": kept.sampled_tokens,
-    }
-    return replace(outcome, evidence={**outcome.evidence, CONTINUED: origin})
+def with_points(outcome: Outcome, *, began: Kept | None, made: Kept | None) -> Outcome:
+    """`outcome`, whose evidence says from where the attempt went on, if it did, and from where its sibling will."""
+    points: dict[str, dict[str, Any]] = {}
+    if began is not None:
+        points[CONTINUED] = {"launch": began.launch, "snapshot": began.snapshot, **_extent(began)}
+    if made is not None and outcome.verdict is Verdict.INFRA:
+        points[KEPT] = {"own_s": made.own_s, **_extent(made)}
+    return replace(outcome, evidence={**outcome.evidence, **points}) if points else outcome
+
+
+def _extent(kept: Kept) -> dict[str, int]:
+    return {"turns": len(kept.turns), "sampled_tokens": kept.sampled_tokens}
+
+
+def reached_s(evidence: Mapping[str, Any]) -> float:
+    """The model's own time, in seconds, at the last keep point of an attempt with this evidence that was lost; or 0."""
+    return float(evidence.get(KEPT, {}).get("own_s", 0.0))
 
 
 def kept_tokens(evidence: Mapping[str, Any]) -> int:

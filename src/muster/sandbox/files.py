@@ -12,6 +12,8 @@ import os
 import shutil
 import stat
 import subprocess
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 _OPENAT2 = 437  # the same number on every architecture
@@ -64,19 +66,17 @@ def write_inside(root: Path, path: str, data: bytes) -> None:
 def usage_bytes(directory: Path, *, stop_at: int | None = None) -> int:
     """Disk used below `directory`. Stops counting once over `stop_at`. Entries that vanish meanwhile count 0."""
     total = 0
-    todo = [str(directory)]
-    while todo and (stop_at is None or total <= stop_at):
-        try:
-            with os.scandir(todo.pop()) as entries:
-                for entry in entries:
-                    total += _INODE_BYTES
-                    if entry.is_dir(follow_symlinks=False):
-                        todo.append(entry.path)
-                    else:
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512
-        except OSError:  # removed meanwhile, or nested deeper than a path can say
-            continue
+    for size_bytes in _sizes(directory):
+        total += size_bytes
+        if stop_at is not None and total > stop_at:
+            break
     return total
+
+
+def usage_of_few_bytes(directory: Path, *, entries: int) -> int | None:
+    """As `usage_bytes`, if no more than so many entries lie below; else None, after a look at as many."""
+    sizes = list(islice(_sizes(directory), entries + 1))
+    return sum(sizes) if len(sizes) <= entries else None
 
 
 def plain_directory(layers: tuple[Path, ...], path: str) -> bool:
@@ -113,6 +113,22 @@ def remove_tree(directory: Path) -> None:
     # as an ordinary user: directories without permission; as anyone: deeper than Python recurses
     subprocess.run(["/bin/chmod", "-R", "u+rwX", directory], check=False, capture_output=True)
     subprocess.run(["/bin/rm", "-rf", "--", directory], check=False, capture_output=True)
+
+
+def _sizes(directory: Path) -> Iterator[int]:
+    """Of each entry below."""
+    todo = [str(directory)]
+    while todo:
+        try:
+            with os.scandir(todo.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+                        yield _INODE_BYTES
+                    else:
+                        yield _INODE_BYTES + entry.stat(follow_symlinks=False).st_blocks * 512
+        except OSError:  # removed meanwhile, or nested deeper than a path can say
+            continue
 
 
 def _require_regular(fd: int, path: str) -> None:

@@ -7,6 +7,7 @@ answer ─┬─ in time ─► None
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 from muster import clock
 from muster.sandbox.disk import DiskBudget
 from muster.sandbox.files import usage_bytes
-from muster.sandbox.quota import used_bytes
+from muster.sandbox.quota import used_at_once_bytes, used_bytes
 from muster.sandbox.session import Answer, within
 from muster.sandbox.state import Layer
 from muster.sandbox.tap import Tap
@@ -54,6 +55,7 @@ class Watch:
         self._mounts = mounts
         self._host_directory = host_directory
         self._free_disk_bytes = free_disk_bytes
+        self._measured = -math.inf
 
     @property
     def disk_bytes(self) -> int:
@@ -81,7 +83,8 @@ class Watch:
 
     async def ran(self, duration_s: float) -> Stop | None:
         """After a command that ended by itself: did it pass the disk limit since the last measurement?"""
-        return await self._measure() if self._budget.ran(duration_s) else None
+        unmeasured_s = min(duration_s, clock.now() - self._measured)
+        return await self._measure() if self._budget.ran(unmeasured_s) else None
 
     @property
     def message(self) -> str:
@@ -92,7 +95,10 @@ class Watch:
         limit = self._budget.limit_bytes
         if limit is None:
             return None
-        used = await asyncio.to_thread(used_bytes, self._upper, stop_at=limit)
+        self._measured = clock.now()
+        used = used_at_once_bytes(self._upper)
+        if used is None:
+            used = await asyncio.to_thread(used_bytes, self._upper, stop_at=limit)
         used += sum([await asyncio.to_thread(usage_bytes, place, stop_at=limit) for place in self._mounts])
         if self._budget.measured(used):
             return Stop.DISK

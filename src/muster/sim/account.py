@@ -2,6 +2,7 @@
 
     launches ─► trajectories ⊎ drops        groups ─► trained ⊎ dropped ⊎ what the scheduler still holds
     groups from admission to end ─► never more at once than over-launching allows
+    launches of a sibling that is given up ─► all that it may have, those that got further not counted
 
 Law: reads the journal alone, as a report would, and compares it with what the scheduler says that it holds.
 """
@@ -9,15 +10,16 @@ Law: reads the journal alone, as a report would, and compares it with what the s
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
-from itertools import pairwise
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from itertools import pairwise, product
 
 from muster.journal import BatchRow, DropRow, GroupRow, Journal, LaunchRow, StepRow, TrajectoryRow
+from muster.orchestrator.demand import PUT_OFF, SURPLUS
 from muster.orchestrator.groups import SchedulerStatistics
-from muster.orchestrator.scheduler import PUT_OFF
 from muster.sim.laws import Law, LawBroken
 from muster.sim.scenario import Scenario
+from muster.types import Verdict
 
 
 def _check(law: Law, holds: bool, message: str) -> None:
@@ -25,8 +27,18 @@ def _check(law: Law, holds: bool, message: str) -> None:
         raise LawBroken(law, message)
 
 
-def check_life(journal: Journal, scheduler: SchedulerStatistics, scenario: Scenario) -> None:
-    """A life that ended by itself: every launch has its end, and no group is forgotten. Raises `LawBroken`."""
+def check_life(
+    journal: Journal,
+    scheduler: SchedulerStatistics,
+    scenario: Scenario,
+    *,
+    resumes: int,
+    reached_s: Callable[[str], float],
+) -> None:
+    """A life that ended by itself: every launch has its end, and no group is forgotten. Raises `LawBroken`.
+
+    resumes: lives before this one. reached_s: the model's own time at the last keep point of a launch, by its id.
+    """
     ended = Counter(journal.ids(TrajectoryRow))
     drops = journal.rows(DropRow)
     ended.update(d.id for d in drops)
@@ -42,14 +54,37 @@ def check_life(journal: Journal, scheduler: SchedulerStatistics, scenario: Scena
     written = {state: states[state] for state in held}  # type: ignore[index]
     _check(Law.LOST, written == held, f"the record has {written}, the scheduler holds {held}")
     _check_surplus(journal.rows(GroupRow), scenario)
+    _check_patience(journal, scenario, resumes, reached_s)
+
+
+def _check_patience(journal: Journal, scenario: Scenario, resumes: int, reached_s: Callable[[str], float]) -> None:
+    """Whoever is given up has had its launches; those that got further than any before are not counted among them."""
+    closed = [
+        g.id for g in journal.rows(GroupRow) if g.ready_at is not None or g.drop_reason in ("short", "no_gradient")
+    ]
+    attempts: dict[tuple[str, int], list[TrajectoryRow]] = defaultdict(list)
+    for row in journal.rows(TrajectoryRow, "purpose = 'train'"):
+        attempts[row.group_id, row.sibling].append(row)
+    for group_id, sibling in product(closed, range(scenario.group_size)):
+        fruitless, furthest_s = 0, 0.0
+        ended = sorted(attempts[group_id, sibling], key=lambda row: row.attempt)
+        for row in ended:
+            further = row.verdict == Verdict.INFRA and reached_s(row.id) > furthest_s
+            furthest_s = max(furthest_s, reached_s(row.id)) if further else furthest_s
+            fruitless += row.reward is None and not further
+        most = scenario.max_attempts
+        what = f"{group_id}.{sibling} had {fruitless} fruitless launches of {most}"
+        graded = any(row.reward is not None for row in ended)
+        _check(Law.PATIENCE, graded or fruitless >= most, f"{what} and was given up")
+        _check(Law.PATIENCE, fruitless <= most + resumes, what)
 
 
 def _check_surplus(rows: Sequence[GroupRow], scenario: Scenario) -> None:
     """At any time groups are held for the batches within the lag, over-launching included, and none beyond."""
     options = scenario.scheduling
-    reasons = {r.drop_reason for r in rows} & {"surplus", PUT_OFF}
+    reasons = {r.drop_reason for r in rows} & {SURPLUS, PUT_OFF}
     expected = (
-        {"surplus"} if options.surplus == "cancel" else {"surplus", PUT_OFF} if options.surplus == "tail" else set()
+        {SURPLUS} if options.surplus == "cancel" else {SURPLUS, PUT_OFF} if options.surplus == "tail" else set[str]()
     )
     expected = expected if options.over_launch > 1 else set[str]()
     _check(Law.SURPLUS, reasons <= expected, f"groups were dropped as {sorted(map(str, reasons))}")

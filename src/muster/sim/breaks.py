@@ -19,10 +19,11 @@ from muster.orchestrator.groups import Assembly, Closed
 from muster.orchestrator.replay import joined
 from muster.orchestrator.resume import Standing
 from muster.orchestrator.scheduler import Scheduler
+from muster.rollout.keeping import KEPT
 from muster.rollout.spans import SpanRecorder
 from muster.sim.laws import Law
 from muster.sim.mortal_journal import MortalJournal
-from muster.types import Cause, Graded, Launch, ReadyGroup, Segment, Trajectory, Verdict
+from muster.types import Cause, Graded, Launch, Outcome, ReadyGroup, Segment, Trajectory, Verdict
 
 HANGS_EVERY = 12
 
@@ -98,6 +99,8 @@ class BrokenAttempts:
         if self._broken is Law.LIVENESS and self._count % HANGS_EVERY == 0:
             await asyncio.Event().wait()
         trajectory = await self._inner.run(launch, spans, seed)
+        if self._broken is Law.PATIENCE:
+            return replace(trajectory, outcome=_without_progress(trajectory.outcome))
         if self._broken is Law.ATTRIBUTION and not isinstance(trajectory.outcome, Graded):
             zero = Graded(verdict=Verdict.FAILURE, reward=0.0, cause=Cause.VERIFIER_FAILED)
             return replace(trajectory, outcome=zero)
@@ -110,6 +113,11 @@ class BrokenAttempts:
         if self._broken is Law.CRASH:
             assert trajectory.outcome.verdict is not Verdict.UNKNOWN, "a bug"
         return trajectory
+
+
+def _without_progress(outcome: Outcome) -> Outcome:
+    """As if it had made no keep point, so that it counts against its sibling."""
+    return replace(outcome, evidence={name: value for name, value in outcome.evidence.items() if name != KEPT})
 
 
 def _stamped_at_the_end(segment: Segment) -> Segment:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -34,7 +33,8 @@ from muster.metrics import Metrics
 from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.dispatch import Attempts, Dispatcher
 from muster.orchestrator.expectation import Expectation
-from muster.orchestrator.loops import LoopConfig, Orchestrator, Parts
+from muster.orchestrator.loops import LoopConfig, Orchestrator
+from muster.orchestrator.parts import Parts
 from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import Standing
 from muster.orchestrator.scheduler import Scheduler
@@ -194,29 +194,28 @@ def simulate(world: World, seed: int, *, groups: Groups | None = None) -> Collec
 async def collect(world: World, seed: int, *, groups: Groups | None = None) -> Collected:
     """`simulate` on the running loop, which must be virtual."""
     journal = Journal.in_memory(meta={"run": f"seed {seed}", "config": _config(world)})
-    with TemporaryDirectory(prefix="muster-collect-") as directory:
-        texts = Texts()
-        engine = world.fleet.config().model_copy(update={"logprobs": False})  # nobody reads them
-        replicas = [EmulatedReplica(f"engine{i}", engine, policy=texts) for i in range(world.fleet.replicas)]
-        fleet = Fleet(replicas, world.fleet.router)
-        backend = TimedBackend(world.sandboxes.times, seed=seed)
-        pool = Pool(backend, pool_config(world.sandboxes))
-        plan = _plan(world, seed, groups)
-        attempts = PlannedAttempts(
-            program=lambda launch: plan(number_of(launch.task.id))[launch.sibling],
-            engine=fleet,
-            pool=pool,
-            verify=world.sandboxes.verify,
-            mishaps=world.mishaps,
-            texts=texts,
-            released=fleet.release,
-        )
-        started = clock.now()
-        journal.record(SessionRow(id=1, started=started, pid=0))
-        standing = Standing(scheduler=known(world, seed) if world.epochs else None)
-        driven = parts(world, journal, attempts, fleet.replicas, NumberedTasks())
-        await Orchestrator(loop(world.training), driven, standing, directory=Path(directory), seed=seed).run()
-        await pool.close()
+    texts = Texts()
+    engine = world.fleet.config().model_copy(update={"logprobs": False})  # nobody reads them
+    replicas = [EmulatedReplica(f"engine{i}", engine, policy=texts) for i in range(world.fleet.replicas)]
+    fleet = Fleet(replicas, world.fleet.router)
+    backend = TimedBackend(world.sandboxes.times, seed=seed)
+    pool = Pool(backend, pool_config(world.sandboxes))
+    plan = _plan(world, seed, groups)
+    attempts = PlannedAttempts(
+        program=lambda launch: plan(number_of(launch.task.id))[launch.sibling],
+        engine=fleet,
+        pool=pool,
+        verify=world.sandboxes.verify,
+        mishaps=world.mishaps,
+        texts=texts,
+        released=fleet.release,
+    )
+    started = clock.now()
+    journal.record(SessionRow(id=1, started=started, pid=0))
+    standing = Standing(scheduler=known(world, seed) if world.epochs else None)
+    driven = parts(world, journal, attempts, fleet.replicas, NumberedTasks())
+    await Orchestrator(loop(world.training), driven, standing, directory=_NOWHERE, seed=seed).run()
+    await pool.close()
     journal.record(SessionRow(id=1, started=started, pid=0, ended=clock.now(), reason="done"))
     return Collected(
         world=world,
@@ -259,7 +258,7 @@ class NumberedTasks:
 def numbered(number: int) -> Task:
     """The task that the programs of group `number` are attempts at."""
     id = f"task{number:05d}"
-    root = Path("/nowhere") / id
+    root = _NOWHERE / id
     return Task(
         id=id,
         instruction="",
@@ -326,7 +325,8 @@ def parts(
             checkpoint_s=training.checkpoint_s,
             size_bytes=training.size_bytes,
             drift_m2=training.drift_m2,
-        )
+        ),
+        memory={},
     )
     # the canary's own tolerance: fake trainer and emulated engine make up different numbers
     publisher = training.publisher.model_copy(update={"canary_tolerance": 100.0})
@@ -350,6 +350,7 @@ def parts(
     )
 
 
+_NOWHERE = Path("/nowhere")  # a collection writes no files
 _CANARY: Ints = np.arange(16, 24, dtype=np.int32)
 
 

@@ -42,12 +42,20 @@ class FakeTrainerConfig:
 class FakeTrainer:
     """Implements `trainer.port.Trainer`. Calls are answered one after the other, as the real one's process does."""
 
-    def __init__(self, config: FakeTrainerConfig | None = None, advantage: AdvantageConfig | None = None) -> None:
+    def __init__(
+        self,
+        config: FakeTrainerConfig | None = None,
+        advantage: AdvantageConfig | None = None,
+        *,
+        memory: dict[Path, str] | None = None,
+    ) -> None:
+        """memory: holds the checkpoints, by directory, in the place of files."""
         self._config = config or FakeTrainerConfig()
         self._advantage = advantage or AdvantageConfig()
         self._weights = hashlib.sha256(b"initial").hexdigest()
         self._version = 0
         self._updates = 0
+        self._memory = memory
         self._busy_until = 0.0
         self._closed = False
         self.batches: list[Batch] = []
@@ -98,17 +106,22 @@ class FakeTrainer:
 
     async def save(self, directory: Path) -> None:
         await self._spend(self._config.checkpoint_s)
+        state = json.dumps([self._weights, self._version, self._updates])
+        if self._memory is not None:
+            self._memory[directory] = state
+            return
         directory.mkdir(parents=True, exist_ok=True)
         part = directory / "fake.json.part"
-        part.write_text(json.dumps([self._weights, self._version, self._updates]))
+        part.write_text(state)
         part.rename(directory / "fake.json")
 
     async def restore(self, directory: Path) -> None:
         await self._spend(self._config.checkpoint_s)
         try:
-            self._weights, self._version, self._updates = json.loads((directory / "fake.json").read_text())
-        except FileNotFoundError:
+            state = (directory / "fake.json").read_text() if self._memory is None else self._memory[directory]
+        except (FileNotFoundError, KeyError):
             raise ModelError(f"{directory}: not a checkpoint of a trainer") from None
+        self._weights, self._version, self._updates = json.loads(state)
 
     async def close(self) -> None:
         self._closed = True

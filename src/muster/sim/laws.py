@@ -44,6 +44,7 @@ class Law(StrEnum):
     REPLAY = "replay"  # only verified successes at the same task are, by name, unchanged, and few of them
     SURPLUS = "surplus"  # no more groups are held than over-launching allows; what becomes of them is as configured
     LOST = "lost"  # no group that was collected is forgotten, also over a kill
+    PATIENCE = "patience"  # who is given up had as many launches that came to nothing as configured, and none too many
     KEPT = "kept"  # what was continued begins as it was kept: tokens, log-probabilities, versions, turns
     SLOTS = "slots"  # no more live trajectories than slots, no more sandboxes than the pool has
     BUDGET = "budget"  # an attempt's own time ends at its budget
@@ -70,6 +71,7 @@ class _Seen:
     replayed: dict[str, set[int]]  # trajectory -> batches
     succeeded: dict[str, Trajectory]
     kept: dict[str, Kept]  # by its snapshot
+    reached_s: dict[str, float]  # launch -> the model's own time at its last keep point
     digests: dict[int, str]  # version number -> weights
 
 
@@ -79,7 +81,7 @@ class Laws:
     def __init__(self, scenario: Scenario, chaos: Chaos) -> None:
         self._scenario = scenario
         self._chaos = chaos
-        self._seen = _Seen({}, {}, {}, {}, {})
+        self._seen = _Seen({}, {}, {}, {}, {}, {})
         self._live: set[str] = set()
         self.progress_at = clock.now()
 
@@ -127,6 +129,11 @@ class Laws:
 
     def kept(self, kept: Kept) -> None:
         self._seen.kept[kept.snapshot] = kept
+        self._seen.reached_s[kept.launch] = kept.own_s
+
+    def reached_s(self, launch_id: str) -> float:
+        """The model's own time at the last keep point that this launch made; 0: it made none."""
+        return self._seen.reached_s.get(launch_id, 0.0)
 
     def _continued(self, launch: Launch, trajectory: Trajectory) -> None:
         """Held against what the attempt that was lost really had, in an earlier life perhaps."""

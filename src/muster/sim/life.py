@@ -21,7 +21,8 @@ from muster.journal import Journal
 from muster.metrics import Metrics
 from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.dispatch import Dispatcher
-from muster.orchestrator.loops import LoopConfig, Orchestrator, Parts
+from muster.orchestrator.loops import LoopConfig, Orchestrator
+from muster.orchestrator.parts import Parts
 from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import Standing, standing
 from muster.orchestrator.status import PoolStatus
@@ -54,6 +55,8 @@ from muster.verifier.reward import Problem
 Evaluate = Callable[[int], Awaitable[Evaluation]]
 MakeEvaluate = Callable[[Journal, Dispatcher, Engine, Sequence[Task]], Evaluate]
 
+_NOWHERE = Path("/nowhere")
+"""The directory of a run: a world writes no files."""
 _CANARY = np.array([ord(c) for c in "canary"], np.int32)
 
 
@@ -72,6 +75,7 @@ class Cast:
         actor = Actor(scenario, self.chaos)
         self.replicas = [_replica(scenario, i, actor, self.chaos) for i in range(scenario.fleet.replicas)]
         self.disk = FakeDisk()
+        self.checkpoints: dict[Path, str] = {}
         self.wordless: set[str] = set()
         """Kept states whose word died with a process, between the two: nobody can ask for them, their time runs out."""
 
@@ -87,7 +91,7 @@ class Life:
     orchestrator: Orchestrator
 
 
-def begin(cast: Cast, journal: MortalJournal, directory: Path) -> Life:
+def begin(cast: Cast, journal: MortalJournal) -> Life:
     """Start a process where the journal says that the run stands."""
     world, chaos = cast.scenario, cast.chaos
     backend = FaultyBackend(FakeBackend(disk=cast.disk), world, chaos, leaks=cast.broken is Law.SANDBOXES)
@@ -106,7 +110,9 @@ def begin(cast: Cast, journal: MortalJournal, directory: Path) -> Life:
     )
     attempts = WatchedAttempts(breaks.BrokenAttempts(rollout, cast.broken), cast.laws)
     dispatcher = Dispatcher(journal, attempts, keeps)
-    here = breaks.standing(cast.broken, standing(journal, directory, {t.id: t for t in cast.tasks}))
+    tasks = {t.id: t for t in cast.tasks}
+    here = standing(journal, _NOWHERE, tasks, exists=cast.checkpoints.__contains__)
+    here = breaks.standing(cast.broken, here)
     curriculum = _curriculum(cast, here)
     scheduler = breaks.BrokenScheduler(SchedulerConfig.model_validate(schedule), curriculum, steps=world.steps)
     scheduler.broken = cast.broken
@@ -135,7 +141,7 @@ def begin(cast: Cast, journal: MortalJournal, directory: Path) -> Life:
         backend=backend,
         pool=pool,
         scheduler=scheduler,
-        orchestrator=Orchestrator(_loop(world), parts, here, directory=directory, seed=world.seed),
+        orchestrator=Orchestrator(_loop(world), parts, here, directory=_NOWHERE, seed=world.seed),
     )
 
 
@@ -167,7 +173,8 @@ def _replica(world: Scenario, index: int, actor: Actor, chaos: Chaos) -> FaultyR
 
 def _trainer(cast: Cast) -> WatchedTrainer:
     world = cast.scenario
-    inner = FakeTrainer(FakeTrainerConfig(step_s=world.fleet.step_s, drift_m2=world.scheduling.drift**2))
+    config = FakeTrainerConfig(step_s=world.fleet.step_s, drift_m2=world.scheduling.drift**2)
+    inner = FakeTrainer(config, memory=cast.checkpoints)
     return WatchedTrainer(inner, cast.laws, cast.chaos, forgets=cast.broken is Law.WEIGHTS)
 
 
@@ -238,10 +245,10 @@ def _task(index: int) -> Task:
     return Task(
         id=id,
         instruction=f"Do {id}.",
-        root=Path("/nowhere") / id,
+        root=_NOWHERE / id,
         image=ImageSpec(),
         limits=Limits(),
-        verifier=VerifierSpec(tests=Path("/nowhere") / id / "tests"),
+        verifier=VerifierSpec(tests=_NOWHERE / id / "tests"),
         digest=id,
         family=f"family{index % 4}",
     )

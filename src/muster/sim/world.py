@@ -16,8 +16,6 @@ import hashlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from muster import clock
 from muster.errors import EngineError, PublicationError, TrainerError
@@ -89,18 +87,17 @@ class World:
         """Live it to its end, or to the first broken law."""
         cast = Cast(self._scenario, self._make_evaluate, self._broken)
         lives, violation = 0, None
-        with TemporaryDirectory(prefix="muster-sim-") as directory:
-            async with _mishaps(cast):
-                try:
-                    while not await self._life(cast, Path(directory), lives):
-                        lives += 1
-                        cast.laws.check(Law.LIVENESS, lives < MAX_LIVES, f"not done after {lives} lives")
-                        await clock.sleep(OPERATOR_S)
-                    check_end(self.journal, self._scenario.steps)
-                    wrong = self._check_times(self.journal)
-                    cast.laws.check(Law.TTB, not wrong, "; ".join(wrong))
-                except LawBroken as broken:
-                    violation = Violation(law=broken.law, at=broken.at, message=str(broken))
+        async with _mishaps(cast):
+            try:
+                while not await self._life(cast, lives):
+                    lives += 1
+                    cast.laws.check(Law.LIVENESS, lives < MAX_LIVES, f"not done after {lives} lives")
+                    await clock.sleep(OPERATOR_S)
+                check_end(self.journal, self._scenario.steps)
+                wrong = self._check_times(self.journal)
+                cast.laws.check(Law.TTB, not wrong, "; ".join(wrong))
+            except LawBroken as broken:
+                violation = Violation(law=broken.law, at=broken.at, message=str(broken))
         return Lived(
             seed=self._scenario.seed,
             lives=lives + 1,
@@ -113,10 +110,10 @@ class World:
             violation=violation,
         )
 
-    async def _life(self, cast: Cast, directory: Path, number: int) -> bool:
+    async def _life(self, cast: Cast, number: int) -> bool:
         """One process of the orchestrator. True when the run is done; raises `LawBroken`."""
         cast.laws.new_life(self.journal.count(StepRow))
-        life = begin(cast, self.journal, directory)
+        life = begin(cast, self.journal)
         main = asyncio.ensure_future(life.orchestrator.run())
         if number < len(self._scenario.kills):
             life.journal.doom(self._scenario.kills[number], main.cancel)
@@ -140,7 +137,13 @@ class World:
         kept = unwanted - cast.wordless if ended is not True else cast.disk.kept.keys() - cast.wordless
         cast.laws.check(Law.SANDBOXES, not kept, f"{len(kept)} kept states are left")
         if life.scheduler.restored:
-            check_life(life.journal, life.scheduler.statistics(), self._scenario)
+            check_life(
+                life.journal,
+                life.scheduler.statistics(),
+                self._scenario,
+                resumes=number,
+                reached_s=cast.laws.reached_s,
+            )
         return ended is True
 
     def _killed(self, cast: Cast, dying: MortalJournal, survivor: MortalJournal) -> None:

@@ -27,14 +27,21 @@ _WIDE = 255
 _LEVEL = 1  # of zlib: what can be gained here the Huffman code gains, and the step waits for it
 
 
-def changes(old: Sequence[Array], new: Sequence[Array]) -> tuple[Array, Array]:
-    """Positions (int64) over all arrays in order, and the bits that are new there."""
+def changes(old: Sequence[Array], new: Sequence[Array], *, most: int | None = None) -> tuple[Array, Array] | None:
+    """Positions (int64) over all arrays in order, and the bits that are new there.
+
+    None: more than `most` values have changed. Positions take more memory than values, and are counted first.
+    """
     positions: list[Array] = [np.empty(0, np.int64)]
     values: list[Array] = []
-    offset = 0
+    offset = found = 0
     for before, after in zip(old, new, strict=True):
         was, now = bits(before), bits(after)
-        moved = np.flatnonzero(was != now)
+        differs = was != now
+        found += int(np.count_nonzero(differs))
+        if most is not None and found > most:
+            return None
+        moved = np.flatnonzero(differs)
         positions.append(moved + offset)
         values.append(now[moved])
         offset += now.size

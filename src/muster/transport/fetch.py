@@ -15,15 +15,12 @@ from __future__ import annotations
 import contextlib
 import http.client
 from collections.abc import Generator
-from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import BinaryIO, Literal
 from urllib.parse import urlsplit
-
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
 
 from muster.errors import PublicationError
 from muster.transport.pace import Pace
+from muster.transport.storage import Stored, without_token
 
 _STALL_TIMEOUT_S = 10.0  # a connection that brings nothing for so long is cut
 _TRIES_IN_VAIN = 3
@@ -34,16 +31,13 @@ class _Cut(Exception):
     """The connection ended before the file."""
 
 
-class _Source(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
 def fetch(transport: Literal["direct", "checkpoint"], location: str, file: BinaryIO, pace: Pace) -> None:
     """Append what lies at `location` to the empty `file`. Raises `PublicationError`; `OSError` of writing alone."""
-    if transport == "direct":
-        _fetch_direct(location, file, pace)
-    else:
-        _fetch_stored(location, file, pace)
+    chunks = _served(location, file, pace) if transport == "direct" else _stored(location, pace.chunk_bytes)
+    with contextlib.closing(chunks):
+        for chunk in chunks:
+            file.write(chunk)
+            pace.spent(len(chunk))
 
 
 def sibling(location: str, name: str) -> str:
@@ -51,50 +45,27 @@ def sibling(location: str, name: str) -> str:
     return f"{location.rpartition('/')[0]}/{name}"
 
 
-def without_token(location: str) -> str:
-    """For messages: the address of a file on the trainer's server tells who may read it."""
-    parts = urlsplit(location)
-    if parts.scheme != "http":
-        return location
-    return f"http://{parts.netloc}/.../{parts.path.rpartition('/')[2]}"
-
-
-def open_storage(location: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL or path, and the path in it. Raises `PublicationError` naming what to install."""
+def _stored(location: str, chunk_bytes: int) -> Generator[bytes]:
+    """Raises `PublicationError`."""
     try:
-        return fsspec.url_to_fs(location)
-    except (ImportError, ValueError) as error:
-        raise PublicationError(f"{location}: {error}") from error
-
-
-def _fetch_stored(location: str, file: BinaryIO, pace: Pace) -> None:
-    storage, path = open_storage(location)
-    try:
-        source = storage.open(path, "rb")
+        with Stored(location).reading() as source:
+            while chunk := source.read(chunk_bytes):
+                yield chunk
     except OSError as error:
-        raise PublicationError(f"{location} cannot be read ({_reason(error)}); publish again") from error
-    with source:
-        while chunk := _read(source, location, pace):
-            file.write(chunk)
-            pace.spent(len(chunk))
+        raise PublicationError(
+            f"cannot read {error}; publish again, or give this machine the network, the package and the "
+            "credentials to read there"
+        ) from error
 
 
-def _read(source: _Source, location: str, pace: Pace) -> bytes:
-    try:
-        return source.read(pace.chunk_bytes)
-    except OSError as error:
-        raise PublicationError(f"{location} cannot be read ({_reason(error)}); publish again") from error
-
-
-def _fetch_direct(location: str, file: BinaryIO, pace: Pace) -> None:
+def _served(location: str, file: BinaryIO, pace: Pace) -> Generator[bytes]:
+    """All of it, with as many connections as it takes. What was yielded is in `file` before the next is asked for."""
     in_vain = 0
     while True:
         have = file.tell()
         try:
             with contextlib.closing(_rest(location, have, pace.chunk_bytes)) as chunks:
-                for chunk in chunks:
-                    file.write(chunk)
-                    pace.spent(len(chunk))
+                yield from chunks
             return
         except _Cut as cut:
             in_vain = in_vain + 1 if file.tell() == have else 0
@@ -119,7 +90,7 @@ def _rest(location: str, start: int, chunk_bytes: int) -> Generator[bytes]:
                 yield chunk
             if answer.length != 0:  # still to come
                 raise _Cut("the connection ended early")
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, UnicodeError) as error:  # UnicodeError: of a host's name
         raise _Cut(_reason(error)) from error
     finally:
         connection.close()
@@ -127,9 +98,3 @@ def _rest(location: str, start: int, chunk_bytes: int) -> Generator[bytes]:
 
 def _reason(error: BaseException) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-
-
-def local_path(location: str) -> Path | None:
-    """The path behind a path or a file:// URL; None for storage elsewhere. Raises `PublicationError`."""
-    storage, path = open_storage(location)
-    return Path(path) if isinstance(storage, LocalFileSystem) else None

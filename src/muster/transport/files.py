@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ from typing import BinaryIO
 SHARED_MEMORY = Path("/dev/shm")
 SPARE_BYTES = 64 * 1024 * 1024
 """Room left to others in shared memory; a full /dev/shm breaks processes that have nothing to do with us."""
+
+PREFIX = "muster-"
+"""How the name of every such file begins."""
 
 _NAME = re.compile(r"muster-(?P<label>.+)-(?P<pid>\d+)-v\d+\.safetensors(\.part)?")
 
@@ -40,7 +44,7 @@ def whole_file(path: Path) -> Generator[BinaryIO]:
 
 def file_prefix(label: str, pid: int | None = None) -> str:
     """How the names of all files of one owner begin, or of all owners of a label."""
-    stem = f"muster-{re.sub(r'[^A-Za-z0-9_.]', '_', label)}-"
+    stem = f"{PREFIX}{_plain(label)}-"
     return stem if pid is None else f"{stem}{pid}-v"
 
 
@@ -62,24 +66,44 @@ def roomy(directory: Path, size_bytes: int) -> Path:
     return directory if has_room(directory, size_bytes) else Path(tempfile.gettempdir())
 
 
-def is_orphan(name: str) -> bool:
-    """Whether a file of this name belonged to a process of this machine that is gone."""
+def on_this_host(label: str) -> str:
+    """The label of files in a place that several machines share: a process number says nothing elsewhere."""
+    return f"{label}.{socket.gethostname()}"
+
+
+def is_orphan(name: str, *, shared: bool = False) -> bool:
+    """Whether a file of this name belonged to a process of this machine that is gone.
+
+    shared: it lies where other machines put theirs, so that only labels `on_this_host` are this one's.
+    """
     found = _NAME.fullmatch(name)
-    return found is not None and not Path(f"/proc/{found['pid']}").exists()
+    if found is None or (shared and not found["label"].endswith(_plain(on_this_host("")))):
+        return False
+    return not Path(f"/proc/{found['pid']}").exists()
+
+
+def _plain(label: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.]", "_", label)
 
 
 def reap(*directories: Path, label: str | None = None) -> list[Path]:
-    """Remove what dead processes of this machine left; returns the files.
+    """Remove what dead processes of this machine left; returns the files. Other people's stay.
 
     Default: where receivers put theirs. label: theirs alone.
     """
-    pattern = "muster-*-v*" if label is None else f"{file_prefix(label)}*"
+    pattern = f"{PREFIX}*-v*" if label is None else f"{file_prefix(label)}*"
     orphans = [
         path
         for directory in directories or (SHARED_MEMORY, Path(tempfile.gettempdir()))
         for path in sorted(directory.glob(pattern))
         if is_orphan(path.name)
     ]
-    for path in orphans:
+    return [path for path in orphans if _removed(path)]
+
+
+def _removed(path: Path) -> bool:
+    try:
         path.unlink(missing_ok=True)
-    return orphans
+    except OSError:  # somebody else's, in a folder where everyone may write
+        return False
+    return True

@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,11 @@ class _Server(http.server.ThreadingHTTPServer):
         self.find = find
         super().__init__(address, _Handler)
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A receiver that was killed resets its connection: no news, and not for standard error."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = _STALL_TIMEOUT_S
@@ -88,7 +94,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "bytes=0-"))
+            wanted = re.fullmatch(r"bytes=(\d{1,18})-", self.headers.get("Range", "bytes=0-"))
             if wanted is None or int(wanted[1]) > size:
                 self.send_error(416)
                 return

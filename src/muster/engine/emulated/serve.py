@@ -27,9 +27,8 @@ from muster.engine.emulated.presets import to_toml
 from muster.engine.emulated.replica import INITIAL
 from muster.engine.server import application
 from muster.engine.vllm import HttpReplica
+from muster.engine.wire import TOKEN_VARIABLE
 from muster.errors import UserError
-
-TOKEN_VARIABLE = "MUSTER_ENGINE_TOKEN"
 
 
 def emulate(config: EmulatedEngineConfig, *, name: str, host: str, port: int, say: Callable[[str], None]) -> None:

@@ -1,0 +1,56 @@
+"""What a run is made of, as its loops know it.
+
+Law: data and protocols alone. `run.py` chooses the parts, a simulation puts fakes in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from muster.engine.port import Replica
+from muster.journal import Journal
+from muster.metrics import Metrics
+from muster.orchestrator.dispatch import Dispatcher
+from muster.orchestrator.scheduler import Scheduler
+from muster.orchestrator.status import PoolStatus, RunStatus
+from muster.publish.publisher import Publisher
+from muster.trainer.correction import DivergenceLimit
+from muster.trainer.port import Trainer
+from muster.types import Evaluation, Ints, Launch, Publication, Version
+
+
+class Curriculum(Protocol):
+    """Where tasks come from, as far as the loops know it."""
+
+    @property
+    def quarantined(self) -> Mapping[str, str]: ...
+
+    def fault(self, task_id: str, reason: str) -> bool: ...
+
+    def state(self) -> dict[str, object]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the loops drive; chosen by `run.py`."""
+
+    journal: Journal
+    metrics: Metrics
+    scheduler: Scheduler
+    curriculum: Curriculum
+    dispatcher: Dispatcher
+    trainer: Trainer
+    publisher: Publisher
+    engines: tuple[Replica, ...]
+    retire: Callable[[Publication], None]  # what a publication was transported in is no longer needed
+    evaluate: Callable[[int], Awaitable[Evaluation]]  # at a step, pinned to the version that serves
+    prefetch: Callable[[Sequence[Launch]], None]  # make sandboxes ready for these
+    pool_status: Callable[[], PoolStatus]
+    on_status: Callable[[RunStatus], None]
+    groups_per_batch: int
+    canary: Ints
+    temperature: float
+    divergence_limit: DivergenceLimit | None = None  # with action refill, batches are measured before the step
+    serves: Callable[[Version | None], None] = lambda version: None  # told what the engines must hold; None: changing

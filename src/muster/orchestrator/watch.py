@@ -1,0 +1,69 @@
+"""Watch: what the engines say of themselves, once a second and whenever somebody must know.
+
+    every replica's statistics ─┬► journal: what it did
+                                ├► scheduler: how much its cache holds
+                                ├► delivery: which weights it has
+                                └► one frame of the live view
+
+Law: a replica that does not answer is data for the delivery; that none answers ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from muster import clock
+from muster.engine.port import EngineStatistics
+from muster.errors import EngineError
+from muster.orchestrator.delivery import Delivery
+from muster.orchestrator.parts import Parts
+from muster.orchestrator.record import device_rows
+from muster.orchestrator.status import Progress
+from muster.types import DeviceState
+
+
+class Watch:
+    """Example: `await watch.look(step=3, trainer=DeviceState.TRAIN)`
+
+    strayed: called when a replica holds other weights than were delivered; it serves nothing until it has them.
+    """
+
+    def __init__(self, parts: Parts, delivery: Delivery, progress: Progress, *, strayed: Callable[[], None]) -> None:
+        self._p = parts
+        self._delivery = delivery
+        self._progress = progress
+        self._strayed = strayed
+        self.looked_at = 0.0
+        """When the engines were asked last."""
+
+    async def look(self, *, step: int, trainer: DeviceState) -> None:
+        """Read the engines into the journal, and show a frame."""
+        statistics = await self.look_at_engines()
+        self._p.on_status(
+            self._progress.status(
+                scheduler=self._p.scheduler.statistics(),
+                batch_groups=self._p.groups_per_batch,
+                stages=self._p.dispatcher.stages(),
+                pool=self._p.pool_status(),
+                engines=statistics,
+                trainer_state=trainer,
+                step=step,
+            )
+        )
+
+    async def look_at_engines(self) -> list[EngineStatistics]:
+        """Those that answer. Raises `EngineError` when none does."""
+        self.looked_at = clock.now()
+        serving = self._delivery.serving
+        answered: list[EngineStatistics] = []
+        unanswered: dict[str, EngineError] = {}
+        for engine in self._p.engines:
+            try:
+                answered.append(await engine.statistics())
+            except EngineError as error:
+                unanswered[engine.name] = error
+        self._p.journal.record(*device_rows(answered))
+        self._p.scheduler.observe(answered, clock.now())
+        if self._delivery.look(answered, unanswered, asked=serving):
+            self._strayed()
+        return answered
