@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+import hypothesis
 import pytest
 
 import daemons
+
+hypothesis.settings.register_profile("muster", deadline=None)  # how long an example takes is the machine's affair
+hypothesis.settings.load_profile("muster")
 
 _CONTRACT = re.compile(r"contract/test_sandbox\.py::.*\[(?:.*-)?(namespace|docker|podman)(?:-.*)?\]$")
 

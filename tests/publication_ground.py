@@ -132,6 +132,7 @@ class Ground:
             canary=CANARY,
             temperature=T,
             attempts=2,
+            patience_s=0.0,
             serves=self._serves,
         )
 

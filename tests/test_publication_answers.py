@@ -121,6 +121,7 @@ class Ground:
             canary=CANARY,
             temperature=1.0,
             attempts=2,
+            patience_s=0.0,
             serves=self.fleet.serving,
         )
 

@@ -44,7 +44,8 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Non
         async def start() -> list[tuple[Machine, KeptReplica]]:
             machines = [Machine(f"victim{i}", model) for i in range(2)]
             config = KeeperConfig(restarts_per_hour=100, first_delay_s=0.0)
-            kept = [stack.enter_async_context(keep(m.start, m.name, config)) for m in machines]
+            keepers = await stack.enter_async_context(asyncio.TaskGroup())
+            kept = [stack.enter_async_context(keep(m.start, m.name, config, keepers=keepers)) for m in machines]
             return list(zip(machines, await asyncio.gather(*kept), strict=True))
 
         pairs = runner.run(start())

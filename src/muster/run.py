@@ -303,8 +303,9 @@ def _kept_engine(
 ) -> contextlib.AbstractAsyncContextManager[KeptReplica]:
     """The `index`-th replica, started again when it ends; the journal is told of each end."""
     config, name = place.config, f"engine{index}"
+    log = place.directory / "logs" / f"{name}.log"
     return keep(
-        lambda on_end: launch(config.engine, place.model, name, index=index, on_end=on_end),
+        lambda on_end: launch(config.engine, place.model, name, index=index, on_end=on_end, log=log),
         name,
         config.keeper,
         keepers=keepers,

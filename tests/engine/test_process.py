@@ -55,6 +55,18 @@ def test_its_first_line_is_its_word_that_it_is_ready_and_what_follows_never_bloc
     run(body())
 
 
+def test_all_it_says_is_appended_to_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "s.log"
+
+    async def body() -> None:
+        for _ in range(2):
+            async with spawn(sh("echo ready; echo loading >&2; exit 3"), name="s", env=ENV, log=log) as server:
+                await server.ended()
+
+    run(body())
+    assert sorted(log.read_text().split()) == ["loading"] * 2 + ["ready"] * 2
+
+
 def test_one_that_ends_while_starting_is_an_error_with_its_own_words() -> None:
     async def body() -> None:
         async with spawn(sh("echo no such model >&2; exit 3"), name="s", env=ENV) as server:

@@ -14,7 +14,7 @@ from muster.engine.emulated.engine import EmulatedEngine
 from muster.engine.emulated.replica import INITIAL
 from muster.engine.emulated.serve import serving
 from muster.engine.fleet import Fleet
-from muster.engine.port import Staged
+from muster.engine.port import EngineStatistics, Staged
 from muster.engine.routing.health import ReplicaState
 from muster.engine.vllm import HttpReplica
 from muster.errors import EngineError
@@ -29,7 +29,7 @@ class Dead(EmulatedEngine):
     async def generate(self, request_id: str, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
         raise EngineError(f"{self.name}: EngineDeadError()")
 
-    async def statistics(self, *, take_intervals: bool) -> object:
+    async def statistics(self, *, take_intervals: bool) -> EngineStatistics:
         if self.asked:
             raise EngineError(f"{self.name}: EngineDeadError()")
         self.asked = True

@@ -125,6 +125,12 @@ def test_what_does_not_fit_into_a_line_goes_on_in_the_next_and_nothing_is_cut(ru
     assert long.id in shown
 
 
+def test_the_first_line_says_that_there_are_alarms(run: SyntheticRun) -> None:
+    report = build_report(run.journal)
+    groups = replace(report.groups, complete=8, without_gradient=8)
+    assert headline(replace(report, groups=groups)).endswith("; finished; 1 alarm")
+
+
 def test_many_engines_share_a_column(run: SyntheticRun) -> None:
     report = build_report(run.journal)
     strip = report.devices.strips["engine0"]

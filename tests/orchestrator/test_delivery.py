@@ -19,6 +19,8 @@ from muster.sim.fake_trainer import FakeTrainer
 from muster.types import Ints, Publication, Sampling, Session
 from orchestrator.world import World
 
+PATIENCE_S = 60.0
+
 
 class Garbling(FakeReplica):
     """From version `garbled` on its weights are right by name and digest, and score like noise."""
@@ -52,6 +54,7 @@ class Ground:
             canary=np.arange(6, dtype=np.int32),
             temperature=1.0,
             attempts=attempts,
+            patience_s=PATIENCE_S,
             serves=lambda version: self.served.append(version.number if version else None),
         )
 
@@ -218,18 +221,55 @@ def test_a_dead_replica_among_several_is_passed_over_and_gets_the_version_when_i
     assert ground.served == [None, 1, None, 2, None, 2]
 
 
-def test_one_that_does_not_answer_is_lost_and_none_that_answers_is_an_error() -> None:
+def test_one_that_does_not_answer_is_lost_and_none_that_answers_for_too_long_is_an_error() -> None:
     async def play(ground: Ground) -> None:
         await ground.delivery.deliver(1, trained_at=clock.now())
         asked, dead = ground.delivery.serving, EngineError("dead")
         assert not ground.delivery.look([await ground.replica.statistics()], {"engine1": dead}, asked=asked)
         (record,) = await ground.delivery.deliver(2, trained_at=clock.now())
         assert record.replica == "engine0"
+        both = {"engine0": dead, "engine1": dead}
+        for _ in range(2):
+            ground.delivery.look([], both, asked=asked)
+            assert ground.delivery.silent
+            await clock.sleep(PATIENCE_S - 1)
+            assert not ground.delivery.look([await ground.replica.statistics()], {"engine1": dead}, asked=asked)
+            assert not ground.delivery.silent
+        ground.delivery.look([], both, asked=asked)
+        await clock.sleep(PATIENCE_S)
         with pytest.raises(EngineError, match="dead"):
-            ground.delivery.look([], {"engine0": dead, "engine1": dead}, asked=asked)
+            ground.delivery.look([], both, asked=asked)
 
     ground = on(play, replicas=2)
-    assert [row.kind for row in ground.journal.rows(EventRow)] == ["replica_lost", "replica_lost"]
+    assert {row.kind for row in ground.journal.rows(EventRow)} == {"replica_lost"}
+
+
+def test_a_version_waits_for_a_replica_when_none_is_there() -> None:
+    async def play(ground: Ground) -> None:
+        await ground.delivery.deliver(1, trained_at=clock.now())
+        ground.replica.crash()
+        asyncio.get_running_loop().call_later(PATIENCE_S / 2, ground.replica.restart)
+        (record,) = await ground.delivery.deliver(2, trained_at=clock.now())
+        assert record.version == ground.replica.version
+        assert record.latency_s > PATIENCE_S / 2
+        ground.replica.crash()  # and one that is known to be away before is waited for at once
+        ground.delivery.look([], {"engine0": EngineError("dead")}, asked=ground.delivery.serving)
+        asyncio.get_running_loop().call_later(PATIENCE_S / 2, ground.replica.restart)
+        assert len(await ground.delivery.deliver(3, trained_at=clock.now())) == 1
+
+    assert on(play).served == [None, 1, None, 2, None, 3]
+
+
+def test_a_version_that_nobody_comes_for_is_an_error_once_patience_ends() -> None:
+    async def play(ground: Ground) -> None:
+        await ground.delivery.deliver(1, trained_at=clock.now())
+        ground.replica.crash()
+        began = clock.now()
+        with pytest.raises(PublicationError, match="no replica answers"):
+            await ground.delivery.deliver(2, trained_at=clock.now())
+        assert PATIENCE_S <= clock.now() - began < 1.5 * PATIENCE_S  # nobody is there to be rolled back either
+
+    on(play)
 
 
 def test_when_all_are_lost_a_version_is_delivered_to_those_that_answer_again_and_never_to_nobody() -> None:
@@ -249,14 +289,15 @@ def test_when_all_are_lost_a_version_is_delivered_to_those_that_answer_again_and
     on(play, replicas=2)
 
 
-def test_a_run_whose_replica_restarts_goes_on_with_the_present_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("away_s", [0.0, 30.0])
+def test_a_run_whose_only_replica_restarts_goes_on_with_the_present_weights(tmp_path: Path, away_s: float) -> None:
     world = World(directory=tmp_path, schedule={"infra_alarm_rate": 1.0, "max_attempts": 6})
 
     async def main() -> bool | None:
         def restart() -> None:
             assert world.engine is not None
             world.engine.crash()
-            world.engine.restart()
+            asyncio.get_running_loop().call_later(away_s, world.engine.restart)
 
         asyncio.get_running_loop().call_later(4.0, restart)  # while it samples the first batch
         return await world.run()

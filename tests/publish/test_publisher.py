@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,11 +13,11 @@ from muster import clock
 from muster.engine.emulated import replies
 from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.replica import EmulatedReplica
-from muster.engine.port import CachePolicy, EngineStatistics, InFlight
+from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Scores, Staged
 from muster.errors import ConfigError, PublicationError
 from muster.publish.publisher import Canary, Publisher, PublisherConfig
 from muster.sim.fake_engine import Call, FakeRates, FakeReplica, logprobs_of
-from muster.types import Publication, PublicationRecord, Sampling, Session, Version
+from muster.types import Ints, Publication, PublicationRecord, Sampling, Session, Version
 
 TOKENS = np.arange(10, dtype=np.int32)
 
@@ -186,6 +187,32 @@ def test_publishing_the_same_version_again_changes_nothing() -> None:
 def test_a_canary_that_disagrees_is_an_error_whatever_the_engine_answered() -> None:
     with pytest.raises(PublicationError, match=r"canary differs by 0\.5"):
         clock.run_virtual(publish([replica()], off_by=0.5))
+
+
+def test_a_score_of_another_length_than_the_canary_is_no_agreement() -> None:
+    class Short(FakeReplica):
+        async def score(self, tokens: Ints, *, temperature: float) -> Scores:
+            return await super().score(tokens[:-1], temperature=temperature)
+
+    with pytest.raises(PublicationError, match="canary differs by inf"):
+        clock.run_virtual(publish([Short("engine0", policy=lambda *_: [2])]))
+
+
+@pytest.mark.parametrize(("transport", "size_bytes"), [("memory", 10), ("direct", 0)])
+def test_what_lay_there_already_was_not_carried(transport: Literal["memory", "direct"], size_bytes: int) -> None:
+    class Held(FakeReplica):
+        async def stage(self, publication: Publication) -> Staged:
+            await super().stage(publication)
+            return Staged()
+
+    async def main() -> PublicationRecord:
+        new, held = replace(publication(1), transport=transport), Held("engine0", policy=lambda *_: [2])
+        (record,) = await Publisher([held], PublisherConfig()).publish(
+            new, canary(new.version), trained_at=clock.now(), export_s=0.0
+        )
+        return record
+
+    assert clock.run_virtual(main()).size_bytes == size_bytes
 
 
 def test_a_stage_that_hangs_has_a_deadline_and_leaves_the_old_version() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -60,6 +60,7 @@ def test_weights_without_an_adapter_are_handed_on_and_a_zero_adapter_changes_not
     assert merged["w"] is not base
 
 
+@settings(deadline=None)
 @given(arrays(np.float32, 8, elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
 def test_bfloat16_is_the_nearest_and_of_two_the_even_one(values):
     bits = narrow(values, BF16)
@@ -69,6 +70,7 @@ def test_bfloat16_is_the_nearest_and_of_two_the_even_one(values):
     np.testing.assert_array_equal(bits, below + up)
 
 
+@settings(deadline=None)
 @given(arrays(np.uint16, 8))
 def test_widening_is_exact_and_what_is_no_number_stays_none(bits):
     wide = widen(bits, BF16)

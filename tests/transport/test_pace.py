@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster import clock
@@ -11,6 +11,7 @@ from muster.errors import PublicationError
 from muster.transport.pace import Pace, TokenBucket
 
 
+@settings(deadline=None)
 @given(
     rate=st.floats(1, 1e9),
     depth=st.floats(1, 1e7),

@@ -247,4 +247,4 @@ def test_the_room_that_is_looked_for_is_that_of_what_an_adapter_becomes(tmp_path
         assert same(engine.receive(publication).path, merged)  # in the folder for temporary files
         engine.close()
     finally:
-        subprocess.run(["umount", str(small)], check=True)
+        subprocess.run(["umount", "--lazy", str(small)], check=True)  # a failure may hold maps of it

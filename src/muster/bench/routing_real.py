@@ -107,10 +107,12 @@ async def _all(
     vocabulary = LlamaConfig.from_folder(folder).vocab_size
     found: dict[Policy, list[Played]] = {policy: [] for policy in POLICIES}
     async with AsyncExitStack() as stack:
-        replicas = [
-            await stack.enter_async_context(launch(engine, folder, f"engine{i}", index=i))
-            for i in range(engine.replicas)
-        ]
+        async with asyncio.TaskGroup() as starts:
+            starting = [
+                starts.create_task(stack.enter_async_context(launch(engine, folder, f"engine{i}", index=i)))
+                for i in range(engine.replicas)
+            ]
+        replicas = [started.result() for started in starting]
         for seed in range(repetitions):
             for number, policy in enumerate(POLICIES):
                 tokens = np.random.default_rng((seed, number))

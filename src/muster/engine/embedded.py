@@ -38,10 +38,12 @@ async def launch(
     *,
     version: int = 0,
     on_end: Callable[[str], None] = lambda words: None,
+    log: Path | None = None,
 ) -> AsyncIterator[HttpReplica]:
     """Start an engine on a free loopback port and yield a replica that is ready.
 
     version: number of the weights in `model_dir`. on_end: called with the process's last words if it ends by itself.
+    log: what the process says is appended to it.
     Raises `EngineError` with the process's own error text when it does not get ready within `config.start_timeout_s`.
     """
     token = secrets.token_hex(16)
@@ -55,7 +57,9 @@ async def launch(
 
     command = _command(config, model_dir, name, version)
     environment = {**_ENVIRONMENT, **os.environ, TOKEN_VARIABLE: token}
-    async with started(command, name=name, env=environment, ready=said, replica=replica, on_end=on_end) as there:
+    async with started(
+        command, name=name, env=environment, ready=said, replica=replica, on_end=on_end, log=log
+    ) as there:
         yield there
 
 

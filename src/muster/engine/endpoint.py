@@ -106,7 +106,7 @@ class Endpoint:
         except (aiohttp.ClientError, OSError) as error:
             # the process's own last words arrive a moment after its connections break
             await clock.sleep(0.05)
-            raise EngineError(f"{self.name} {path}: {self._death or error!r}") from None
+            raise EngineError(f"{self.name} {path}: {self._death or f'{type(error).__name__}: {error}'}") from None
 
     def _refuse(self, path: str, status: int, raw: bytes) -> NoReturn:
         raise EngineError(f"{self.name} {path}: {status} {_message(raw)}", {"status": status})

@@ -20,6 +20,7 @@ from muster import clock
 from muster.errors import ConfigError
 
 _ASK_S = 60.0
+_REAP_S = 2.0
 _ASK = """
 import sys, json, importlib.metadata as m
 found = {}
@@ -47,8 +48,10 @@ async def installed(python: str, distributions: Sequence[str], *, timeout_s: flo
     except TimeoutError:
         raise ConfigError(f"engine.python: {python} has not answered within {timeout_s:g} s") from None
     finally:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, TimeoutError):
             process.kill()
+            async with clock.timeout(_REAP_S):
+                await process.wait()
     try:
         return dict(json.loads(output))
     except ValueError:

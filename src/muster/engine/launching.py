@@ -29,10 +29,12 @@ async def launch(
     index: int = 0,
     version: int = 0,
     on_end: Callable[[str], None] = lambda words: None,
+    log: Path | None = None,
 ) -> AsyncIterator[Replica]:
     """Start, or find, the `index`-th replica of `config`, and yield it when it is ready.
 
     version: number of the weights in `model_dir`. on_end: called with the process's last words if it ends by itself.
+    log: what the process says is appended to it.
     Errors: `ConfigError` for what a user must change, `EngineError` with the server's own words.
 
     Example:
@@ -40,10 +42,10 @@ async def launch(
             await replica.score(tokens, temperature=0.7)
     """
     if isinstance(config, EmbeddedEngineConfig):
-        launched = embedded.launch(config, model_dir, name, version=version, on_end=on_end)
+        launched = embedded.launch(config, model_dir, name, version=version, on_end=on_end, log=log)
     elif isinstance(config, SglangConfig):
-        launched = sglang_server.launch(config, model_dir, name, index=index, version=version, on_end=on_end)
+        launched = sglang_server.launch(config, model_dir, name, index=index, version=version, on_end=on_end, log=log)
     else:
-        launched = vllm_server.launch(config, model_dir, name, index=index, version=version, on_end=on_end)
+        launched = vllm_server.launch(config, model_dir, name, index=index, version=version, on_end=on_end, log=log)
     async with launched as replica:
         yield replica

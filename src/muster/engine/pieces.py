@@ -9,8 +9,9 @@ cached prefix) replaces what the one before said. A token counts once: it is in 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -32,6 +33,10 @@ class Streaming(Protocol):
     """A replica that says what it has sampled while it samples. Errors as `Engine.generate`."""
 
     def stream(self, tokens: Ints, sampling: Sampling, session: Session) -> AsyncGenerator[Piece]: ...
+
+
+Stream = Callable[[Ints, Sampling, Session], AsyncGenerator[Piece]]
+"""Close what it gives (`aclosing`) to abort the request."""
 
 
 @dataclass(slots=True)
@@ -58,11 +63,14 @@ class Pieces:
         return self.completion if any(len(part.tokens_T) for part in self._parts) else None
 
 
+def streamed(replica: Engine) -> Stream:
+    """How a replica says a reply in pieces: its own way, or in one piece if it has none."""
+    return replica.stream if isinstance(replica, Streaming) else partial(_one_piece, replica)
+
+
 def pieces_of(replica: Engine, tokens: Ints, sampling: Sampling, session: Session) -> AsyncGenerator[Piece]:
     """A reply in pieces, or in one piece from a replica that has none. Close it (`aclosing`) to abort the request."""
-    if isinstance(replica, Streaming):
-        return replica.stream(tokens, sampling, session)
-    return _one_piece(replica, tokens, sampling, session)
+    return streamed(replica)(tokens, sampling, session)
 
 
 def after(completion: Completion, start: int) -> Completion:

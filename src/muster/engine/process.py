@@ -6,7 +6,7 @@
 
 Law: the process, and every child that stays in its group, ends with the `async with`, or with this process if that is
 killed; either way it has a moment to tidy up. What it writes is read all the time, so it never blocks on a full pipe;
-the last lines are its last words.
+the last lines are its last words, and all of them go to a log where one is given.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from muster import clock
 from muster.errors import EngineError
@@ -39,10 +39,11 @@ over 3, because a shell gives what it starts in the background /dev/null for sta
 class ServerProcess:
     """A running child; `spawn` makes it."""
 
-    def __init__(self, name: str, process: Process) -> None:
+    def __init__(self, name: str, process: Process, log: TextIO) -> None:
         self.name = name
         self.pid = process.pid
         self._process = process
+        self._log = log
         self._ours = False  # we end it
         self._words: deque[str] = deque(maxlen=_LAST_LINES)
         self._line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -123,6 +124,7 @@ class ServerProcess:
     async def _read_output(self) -> None:
         assert self._process.stdout is not None
         async for line in _lines(self._process.stdout):
+            print(line, file=self._log)
             if self._line.done():
                 self._words.append(line)
             else:
@@ -131,6 +133,7 @@ class ServerProcess:
     async def _read_errors(self) -> None:
         assert self._process.stderr is not None
         async for line in _lines(self._process.stderr):
+            print(line, file=self._log)
             self._words.append(line)
 
 
@@ -142,11 +145,12 @@ async def spawn(
     env: Mapping[str, str],
     grace_s: float = 0.0,
     cwd: Path | None = None,
+    log: Path | None = None,
 ) -> AsyncIterator[ServerProcess]:
     """Start `command` and yield it at once; wait for it with `first_line` or `ready_when`.
 
     env: all of its environment, a secret included: arguments are for everyone to read. grace_s: between SIGTERM and
-    SIGKILL at the end.
+    SIGKILL at the end. log: a file that everything it says is appended to.
 
     Example:
         async with spawn([sys.executable, "-m", "muster.engine.serve", ...], name="r0", env=env) as server:
@@ -155,16 +159,24 @@ async def spawn(
                 server.on_end(replica.pronounce_dead)
                 ...
     """
-    process = await asyncio.create_subprocess_exec(
-        "/bin/sh", "-c", _GUARD, "guard", *command,
-        stdin=PIPE, stdout=PIPE, stderr=PIPE, env=env, cwd=cwd,
-        process_group=0,  # an interrupt at the terminal is for us to handle
-    )  # fmt: skip
-    server = ServerProcess(name, process)
-    try:
-        yield server
-    finally:
-        await asyncio.shield(asyncio.ensure_future(server.end(grace_s)))
+    with _appended(log) as file:
+        process = await asyncio.create_subprocess_exec(
+            "/bin/sh", "-c", _GUARD, "guard", *command,
+            stdin=PIPE, stdout=PIPE, stderr=PIPE, env=env, cwd=cwd,
+            process_group=0,  # an interrupt at the terminal is for us to handle
+        )  # fmt: skip
+        server = ServerProcess(name, process, file)
+        try:
+            yield server
+        finally:
+            await asyncio.shield(asyncio.ensure_future(server.end(grace_s)))
+
+
+def _appended(log: Path | None) -> TextIO:
+    """Written line by line: it is read while the server runs, and after it was killed."""
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+    return (log or Path(os.devnull)).open("a", buffering=1)
 
 
 async def _polled(probe: Callable[[], Awaitable[bool]], every_s: float) -> None:

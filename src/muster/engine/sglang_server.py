@@ -42,10 +42,12 @@ async def launch(
     index: int = 0,
     version: int = 0,
     on_end: Callable[[str], None] = lambda words: None,
+    log: Path | None = None,
 ) -> AsyncIterator[SglangReplica]:
     """A replica that is ready, the `index`-th of `config`.
 
     version: number of the weights in `model_dir`. on_end: called with the process's last words if it ends by itself.
+    log: what the process says is appended to it.
     Raises `ConfigError` that says what to install, `EngineError` with the server's own last words, or with what it must
     be started with.
     """
@@ -71,6 +73,7 @@ async def launch(
             ready=lambda server: answering(server, f"http://127.0.0.1:{port}", config.start_timeout_s),
             replica=lambda url: _replica(config, model_dir, name, url, token, first),
             on_end=on_end,
+            log=log,
         ) as replica:
             yield replica
 

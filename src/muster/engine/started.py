@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 from muster.engine.endpoint import Endpoint
@@ -41,18 +42,20 @@ async def started(
     ready: Callable[[ServerProcess], Awaitable[str]],
     replica: Callable[[str], R],
     on_end: Callable[[str], None],
+    log: Path | None = None,
 ) -> AsyncIterator[R]:
     """Start a server and yield its replica when it is ready.
 
     env: all of its environment, a secret included: arguments are for everyone to read. ready: waits until the server
     is, and returns its URL, with which `replica` is called. on_end: called with its last words if it ends by itself.
+    log: everything it says is appended to it.
     Raises `EngineError` with the server's own words when it does not get ready.
 
     Example:
         async with started(command, name="r0", env=env, ready=lambda s: answering(s, url, 600.0),
                            replica=lambda url: HttpReplica("r0", url, token), on_end=print) as replica: ...
     """
-    async with spawn(command, name=name, env=env, grace_s=_GRACE_S) as server:
+    async with spawn(command, name=name, env=env, grace_s=_GRACE_S, log=log) as server:
         client = replica(await ready(server))
         server.on_end(client.pronounce_dead)
         async with client:

@@ -43,10 +43,12 @@ async def launch(
     index: int = 0,
     version: int = 0,
     on_end: Callable[[str], None] = lambda words: None,
+    log: Path | None = None,
 ) -> AsyncIterator[HttpReplica]:
     """A replica that is ready, the `index`-th of `config`.
 
     version: number of the weights in `model_dir`. on_end: called with the process's last words if it ends by itself.
+    log: what the process says is appended to it.
     Raises `ConfigError` that says what to install or to start, `EngineError` with the server's own last words.
     """
     if config.urls:
@@ -73,6 +75,7 @@ async def launch(
             ready=lambda server: answering(server, f"http://127.0.0.1:{ours}", config.start_timeout_s),
             replica=lambda url: _replica(config, name, url, token),
             on_end=on_end,
+            log=log,
         ) as replica:
             yield replica
 

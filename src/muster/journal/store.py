@@ -78,6 +78,7 @@ class Journal:
         self._db = connection
         self.path = path
         self._depth = 0
+        self._known: dict[type[Any], frozenset[str]] = {}  # columns of the tables that are there
 
     @classmethod
     def create(cls, path: Path, *, meta: Mapping[str, Any]) -> Journal:
@@ -172,10 +173,14 @@ class Journal:
             for field in fields(row):
                 if field.name not in present:
                     self._db.execute(f'ALTER TABLE {table} ADD COLUMN "{field.name}" DEFAULT {_default(field)}')
+        self._known.clear()
 
-    def _present(self, row: type[Any]) -> set[str]:
+    def _present(self, row: type[Any]) -> frozenset[str]:
         """The columns of a row's table in this file; none if there is no such table."""
-        return {name for (_, name, *_) in self._db.execute(f"PRAGMA table_info({_TABLES[row][0]})")}
+        if row not in self._known:
+            columns = self._db.execute(f"PRAGMA table_info({_TABLES[row][0]})")
+            self._known[row] = frozenset(name for (_, name, *_) in columns)
+        return self._known[row]
 
     # writing
 

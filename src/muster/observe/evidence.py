@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from muster.observe.words import line
+
 _TIMES = ("queued_s", "start_s", "run_s")
 
 
@@ -22,11 +24,11 @@ def brief(evidence: Mapping[str, Any]) -> str:
     if "tampered" in evidence:
         parts.append("touched " + ", ".join(map(str, evidence["tampered"])))
     if "error" in evidence:
-        parts.append(_line(str(evidence["error"])))
+        parts.append(line(str(evidence["error"])))
     if any(evidence.get(name) for name in ("oom_kills", "pids_refused")):
         parts.append(f"{evidence.get('oom_kills') or 0} OOM kills, {evidence.get('pids_refused') or 0} pids refused")
     if not parts and "output" in evidence:
-        parts.append(_line(str(evidence["output"]).strip().rpartition("\n")[2]))
+        parts.append(line(str(evidence["output"]).strip().rpartition("\n")[2]))
     return "; ".join(parts) or "none kept"
 
 
@@ -60,8 +62,3 @@ def _verdict(run: Mapping[str, Any]) -> str:
     if run.get("reward") is not None:
         return f"reward {run['reward']:g}"
     return str(run.get("problem", "unknown")).replace("_", " ")
-
-
-def _line(text: str, limit: int = 100) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -16,7 +16,7 @@ from muster.observe.sections_world import environments, evaluation, publication
 
 
 def headline(report: Report) -> str:
-    """One line: how far, how long, and whether it ended by itself."""
+    """One line: how far, how long, whether it ended by itself, and whether there is reason to doubt its figures."""
     done, planned = report.steps, report.planned_steps
     steps = f"{done} of {planned} steps" if planned else words.plural(done, "step")
     sessions = f" in {len(report.sessions)} sessions" if len(report.sessions) > 1 else ""
@@ -24,10 +24,12 @@ def headline(report: Report) -> str:
     if last is None:
         state = "never started"
     elif last.complete:
-        state = last.reason or "ended"
+        state = words.line(last.reason or "ended")
     else:
         state = "killed, or still going"
-    return f"{steps}, {words.clock(report.wall_s)} of wall time{sessions}; {state}"
+    found = alarms(report)
+    doubts = f"; {words.plural(len(found), 'alarm')}" if found else ""
+    return f"{steps}, {words.clock(report.wall_s)} of wall time{sessions}; {state}{doubts}"
 
 
 def sections(report: Report) -> tuple[Section, ...]:

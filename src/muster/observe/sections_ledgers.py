@@ -111,7 +111,10 @@ def accounting(report: Report) -> Section:
     events = Table(
         title="Events",
         columns=("after", "kind", "message"),
-        rows=tuple((words.clock(at - begun), kind, message) for at, kind, message in report.events[-LAST_BATCHES:]),
+        rows=tuple(
+            (words.clock(at - begun), kind.replace("_", " "), words.line(message, 200))
+            for at, kind, message in report.events[-LAST_BATCHES:]
+        ),
     )
     tables = (table, events) if events.rows else (table,)
     return Section(title="Does it add up?", sentence=f"{fates}; {bugs}.", tables=tables)

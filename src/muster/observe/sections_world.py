@@ -22,11 +22,12 @@ def environments(report: Report) -> Section:
     if not train.ended:
         return Section(title=title, sentence="No trajectory has ended yet.")
     graded = train.count(*GRADED)
+    complete, flat = words.plural(groups.complete, "complete group"), words.percent(groups.no_gradient_share)
+    gradient = f"{flat} of {complete} had no gradient" if groups.complete else "no group is complete yet"
     sentence = (
         f"{graded:,} of {words.plural(train.ended, 'training trajectory')} were graded by fact, infrastructure "
         f"failed {words.percent(train.share(Verdict.INFRA))} and {words.percent(train.share(Verdict.UNKNOWN))} ended "
-        f"unknown; {words.percent(groups.no_gradient_share)} of {words.plural(groups.complete, 'complete group')} had "
-        "no gradient."
+        f"unknown; {gradient}."
     )
     dropped = "; ".join(f"{r.replace('_', ' ')} {n}" for r, n in sorted(groups.dropped.items())) or "none"
     fates = Table(
@@ -40,12 +41,20 @@ def environments(report: Report) -> Section:
 
 
 def _doubts(interesting: Sequence[TrajectoryRow]) -> Table:
-    """Outcomes that rest on more than the verifier's reward; the page and a replay show their evidence whole."""
-    odd = [t for t in interesting if t.cause in FLAGGED or t.verdict not in GRADED][:LAST_DOUBTS]
+    """Outcomes that rest on more than the verifier's reward; the page and a replay show their evidence whole. Of those
+    with the same evidence, one stands for all.
+    """
+    odd = [t for t in interesting if t.cause in FLAGGED or t.verdict not in GRADED]
+    alike: dict[tuple[str, ...], list[TrajectoryRow]] = {}
+    for t in odd:
+        alike.setdefault((t.verdict, t.cause.replace("_", " "), brief(t.evidence)), []).append(t)
     return Table(
         title="Ungraded and flagged, and why (muster replay ID shows the evidence, and plays it again)",
-        columns=("trajectory", "task", "verdict", "cause", "evidence"),
-        rows=tuple((t.id, t.task_id, t.verdict, t.cause.replace("_", " "), brief(t.evidence)) for t in odd),
+        columns=("trajectory", "task", "alike", "verdict", "cause", "evidence"),
+        rows=tuple(
+            (them[0].id, them[0].task_id, words.plural(len(them) - 1, "other"), *key)
+            for key, them in list(alike.items())[:LAST_DOUBTS]
+        ),
     )
 
 

@@ -77,6 +77,12 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{ending}"
 
 
+def line(text: str, limit: int = 100) -> str:
+    """On one line, and no longer than `limit` characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 def quantile(values: Sequence[float], q: float) -> float | None:
     return float(np.quantile(values, q)) if len(values) else None
 

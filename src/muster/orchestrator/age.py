@@ -66,7 +66,7 @@ def _sampled_at(member: Trajectory, tokens: int) -> Seconds:
         return np.full(tokens, (member.started + member.ended) / 2)
     starts: Seconds = np.array([s.start for s in spans], dtype=np.float64)
     durations: Seconds = np.array([s.duration_s for s in spans], dtype=np.float64)
-    ends = np.cumsum(durations)  # of each span, in seconds of decoding
-    into_T = (np.arange(tokens, dtype=np.float64) + 0.5) / max(tokens, 1) * ends[-1]
-    at_T: npt.NDArray[np.intp] = np.searchsorted(ends[:-1], into_T, side="right")  # which span each lies in
+    ends: Seconds = np.cumsum(durations)  # of each span, in seconds of decoding
+    into_T: Seconds = (np.arange(tokens, dtype=np.float64) + 0.5) / max(tokens, 1) * ends[-1]
+    at_T = np.searchsorted(ends[:-1], into_T, side="right")  # which span each lies in
     return starts[at_T] + into_T - (ends - durations)[at_T]

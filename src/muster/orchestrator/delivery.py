@@ -7,8 +7,9 @@
 
 Law: only the train loop delivers, so that no two deliveries overlap and none exports in the middle of a step. Until a
 version is delivered the replicas serve the one before it. One that is lost serves nothing until it answers again, holds
-the version, and so is no longer lost; when all are lost the run stops. What was delivered last is kept, for those that
-come back and for going back, until the next version was delivered.
+the version, and so is no longer lost. While none answers the run waits for the first to come back, as a server that is
+started again does; after `patience_s` it stops. What was delivered last is kept, for those that come back and for going
+back, until the next version was delivered.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from muster.types import Ints, Publication, PublicationRecord, Version
 _STORAGE_PAUSE_S = 5.0
 """Between two tries to write what is to be published."""
 
+_LOOK_S = 1.0
+"""Between two looks at replicas of which none answers."""
+
 
 class Delivery:
     """Example: `records = await delivery.deliver(step, trained_at=clock.now())`"""
@@ -40,9 +44,12 @@ class Delivery:
         canary: Ints,
         temperature: float,
         attempts: int,
+        patience_s: float,
         serves: Callable[[Version | None], None] = lambda version: None,
     ) -> None:
-        """serves: told which version the replicas must hold; None while they change."""
+        """patience_s: how long no replica may answer. serves: told which version the replicas must hold; None while
+        they change.
+        """
         self._journal = journal
         self._trainer = trainer
         self._publisher = publisher
@@ -50,11 +57,18 @@ class Delivery:
         self._canary = canary
         self._temperature = temperature
         self._attempts = attempts
+        self._patience_s = patience_s
         self._serves = serves
         self._lost: dict[str, str] = {}  # replica -> why
+        self._silent_since: float | None = None  # all of them
         self._delivered: tuple[Publication, Canary] | None = None  # the last one
         self.serving: Version | None = None  # on every replica, when it was last delivered
         self.strayed = False  # a replica was seen with other weights than those
+
+    @property
+    def silent(self) -> bool:
+        """No replica answered when they were looked at last."""
+        return self._silent_since is not None
 
     async def deliver(self, number: int, *, trained_at: float) -> list[PublicationRecord]:
         """Make the trainer's weights serve as version `number`: export them, unless they were delivered before.
@@ -93,12 +107,17 @@ class Delivery:
         self, statistics: Sequence[EngineStatistics], unanswered: Mapping[str, EngineError], *, asked: Version | None
     ) -> bool:
         """Whether a replica has strayed. `asked`: what was serving when the statistics were asked for; while a
-        delivery is under way (None), or was since, they say nothing. Raises `EngineError` when no replica answers.
+        delivery is under way (None), or was since, they say nothing. Raises `EngineError` when no replica has answered
+        for too long.
         """
         for name, error in unanswered.items():
             self._lose(name, str(error))
         if not statistics:
-            raise next(iter(unanswered.values()))
+            self._silent_since = clock.now() if self._silent_since is None else self._silent_since
+            if clock.now() >= self._silent_since + self._patience_s:
+                raise next(iter(unanswered.values()))
+            return self.strayed
+        self._silent_since = None
         if asked is not None and asked is self.serving:
             self.strayed = self.strayed or any(s.version != asked for s in statistics)
             for s in statistics:
@@ -130,7 +149,7 @@ class Delivery:
 
     async def _roll_back(self, refused: Version) -> None:
         """No replica proved `refused`, and any of them may hold it: all get what was delivered before."""
-        if self._delivered is None:
+        if self._delivered is None or self._all_lost():
             return
         publication, canary = self._delivered
         try:
@@ -147,10 +166,10 @@ class Delivery:
     async def _published(
         self, publication: Publication, canary: Canary, trained_at: float, export_s: float
     ) -> list[PublicationRecord]:
-        if not set(self._publisher.names) - set(self._lost):
-            self._lost.clear()  # a version is not delivered to nobody: who answers again takes it, or the run stops
         tries = self._attempts
         while True:
+            if self._all_lost():
+                await self._wait_for_one()
             try:
                 return await self._publisher.publish(
                     publication, canary, trained_at=trained_at, export_s=export_s, without=self._lost
@@ -162,9 +181,26 @@ class Delivery:
                     continue
                 failed = error.evidence["replicas"]
                 if not set(self._publisher.names) - set(failed) - set(self._lost):
-                    raise
+                    if await self._publisher.answering():
+                        raise
+                    tries = self._attempts  # for whoever comes back
                 for name in failed:
                     self._lose(name, str(error))
+
+    def _all_lost(self) -> bool:
+        return not set(self._publisher.names) - set(self._lost)
+
+    async def _wait_for_one(self) -> None:
+        """All are lost: wait until one answers; whoever does is not lost any more. Raises `PublicationError`."""
+        until = clock.now() + self._patience_s
+        while not (answering := await self._publisher.answering()):
+            if clock.now() >= until:
+                raise PublicationError(
+                    f"no replica answers, for {self._patience_s:g} s: " + "; ".join(self._lost.values())
+                )
+            await clock.sleep(_LOOK_S)
+        for name in answering:
+            self._lost.pop(name, None)
 
     def _lose(self, name: str, why: str) -> None:
         if name not in self._lost:

@@ -51,6 +51,9 @@ class LoopConfig(BaseModel):
     evaluate_every: int = Field(default=7, ge=0, description="steps between evaluations; 0: only at the ends")
     watch_interval_s: float = Field(default=1.0, gt=0, description="how often engine statistics are read")
     publish_attempts: int = Field(default=3, ge=1, description="tries to publish a version before the run stops")
+    replicas_wait_s: float = Field(
+        default=300.0, ge=0, description="how long no replica may answer before the run stops; one may be restarting"
+    )
 
 
 class AdmissionStopped(MusterError):
@@ -100,6 +103,7 @@ class Orchestrator:
             canary=parts.canary,
             temperature=parts.temperature,
             attempts=config.publish_attempts,
+            patience_s=config.replicas_wait_s,
             serves=parts.serves,
         )
         self._watch = Watch(parts, self._delivery, self._progress, strayed=self._changed.fire)
@@ -179,7 +183,7 @@ class Orchestrator:
         scheduler = self._p.scheduler
         self._assemble()  # a resumed run may hold a whole batch already
         while True:
-            if not self._delivery.strayed:  # a replica that serves nothing yet would burn every refill at once
+            if not (self._delivery.strayed or self._delivery.silent):  # it would burn every refill at once
                 self._admit(tasks)
             if scheduler.alarm and not scheduler.live:
                 raise AdmissionStopped(f"{scheduler.alarm}; admission is stopped. See `muster report`, then --resume")

@@ -5,11 +5,13 @@
                                 ├► delivery: which weights it has
                                 └► one frame of the live view
 
-Law: a replica that does not answer is data for the delivery; that none answers ends the run.
+Law: a replica that does not answer is data for the delivery; that none answers for long ends the run. All are asked at
+once: one that hangs holds up the look at the others no longer than its own deadline.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from muster import clock
@@ -52,16 +54,19 @@ class Watch:
         )
 
     async def look_at_engines(self) -> list[EngineStatistics]:
-        """Those that answer. Raises `EngineError` when none does."""
+        """Those that answer. Raises `EngineError` when none has for too long."""
         self.looked_at = clock.now()
         serving = self._delivery.serving
         answered: list[EngineStatistics] = []
         unanswered: dict[str, EngineError] = {}
-        for engine in self._p.engines:
-            try:
-                answered.append(await engine.statistics())
-            except EngineError as error:
-                unanswered[engine.name] = error
+        asked = [engine.statistics() for engine in self._p.engines]
+        for engine, answer in zip(self._p.engines, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(answer, EngineError):
+                unanswered[engine.name] = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                answered.append(answer)
         self._p.journal.record(*device_rows(answered))
         self._p.scheduler.observe(answered, clock.now())
         if self._delivery.look(answered, unanswered, asked=serving):

@@ -96,6 +96,20 @@ class Publisher:
     def names(self) -> tuple[str, ...]:
         return tuple(r.name for r in self._replicas)
 
+    async def answering(self) -> tuple[str, ...]:
+        """The replicas that say how they are, whatever they hold."""
+
+        async def answers(replica: Replica) -> bool:
+            try:
+                async with clock.timeout(self._config.commit_timeout_s):
+                    await replica.statistics()
+            except (EngineError, TimeoutError):
+                return False
+            return True
+
+        found = await asyncio.gather(*(answers(r) for r in self._replicas))
+        return tuple(r.name for r, there in zip(self._replicas, found, strict=True) if there)
+
     async def publish(
         self,
         publication: Publication,
@@ -111,6 +125,7 @@ class Publisher:
         passed over. The error's evidence names those that failed, as `replicas`.
         """
         replicas = [r for r in self._replicas if r.name not in without]
+        assert replicas, "a version is not published to nobody"
         delivery = _Delivery(publication=publication, canary=canary, trained_at=trained_at, export_s=export_s)
         holding = await _on_each(replicas, lambda r: self._still_proves(r, delivery))
         others = [r for r, holds in zip(replicas, holding, strict=True) if not holds]
@@ -174,7 +189,7 @@ class Publisher:
             commit_s=commit_s,
             pause_s=now - paused_at,
             latency_s=now - delivery.trained_at,
-            size_bytes=staged.size_bytes or delivery.publication.size_bytes,
+            size_bytes=_travelled(delivery.publication, staged),
             digest_equal=True,
             canary_difference=difference,
             held=pause.held,
@@ -210,8 +225,15 @@ class Publisher:
         return await call()
 
 
+def _travelled(publication: Publication, staged: Staged) -> int:
+    """Bytes that a replica took: what it fetched, or the file in memory that it maps."""
+    return publication.size_bytes if publication.transport == "memory" else staged.size_bytes
+
+
 def _difference(scores: Scores, canary: Canary) -> float:
-    """Mean |difference|, in nats. The first token has none before it."""
+    """Mean |difference|, in nats. The first token has none before it. Infinite when not all tokens were scored."""
+    if scores.logprobs_T.shape != canary.logprobs_T.shape:
+        return float("inf")
     return float(np.abs(scores.logprobs_T[1:] - canary.logprobs_T[1:]).mean())
 
 

@@ -42,5 +42,5 @@ def cut(reply: Sequence[int], stops: Sequence[int], room: int) -> tuple[Sequence
 def common(seen: Ints, tokens: Ints) -> int:
     """Common beginning, leaving at least the last token to compute."""
     length = min(len(seen), len(tokens) - 1)
-    different = np.flatnonzero(seen[:length] != tokens[:length])
-    return int(different[0]) if len(different) else length
+    different = seen[:length] != tokens[:length]
+    return int(different.argmax()) if different.any() else length

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from muster.types.arrays import Bools, Floats, Ints
 from muster.types.outcomes import Graded, Outcome
 from muster.types.spans import Span
@@ -29,7 +27,7 @@ class Segment:
     def __post_init__(self) -> None:
         length = len(self.tokens_T)
         assert len(self.sampled_T) == len(self.logprobs_T) == len(self.versions_T) == length
-        assert bool(np.all((self.versions_T >= 0) == self.sampled_T)), "a version for each sampled token"
+        assert bool(((self.versions_T >= 0) == self.sampled_T).all()), "a version for each sampled token"
 
     def __len__(self) -> int:
         return len(self.tokens_T)

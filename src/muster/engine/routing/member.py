@@ -17,7 +17,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from muster import clock
-from muster.engine.pieces import Pieces, pieces_of
+from muster.engine.pieces import Pieces, streamed
 from muster.engine.port import CachePolicy, DeviceInterval, EngineStatistics, InFlight, Pause, Replica, Scores, Staged
 from muster.engine.routing.health import Health
 from muster.errors import EngineError
@@ -31,6 +31,7 @@ class Member:
         """changed: called when its health is another one."""
         self.name = inner.name
         self.inner = inner
+        self._stream = streamed(inner)
         self.health = Health()
         self.limits: EngineStatistics | None = None  # its last answer, for capacity and memory
         self.why = ""  # it does not serve
@@ -111,7 +112,7 @@ class Member:
             try:
                 async with (
                     clock.timeout(timeout_s) as self._deadlines[number],
-                    aclosing(pieces_of(self.inner, tokens, sampling, session)) as stream,
+                    aclosing(self._stream(tokens, sampling, session)) as stream,
                 ):
                     async for piece in stream:
                         pieces.add(piece)
