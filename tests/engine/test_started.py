@@ -94,7 +94,7 @@ def test_one_that_ends_by_itself_leaves_a_dead_replica_and_its_last_words() -> N
             pids.append(server.pid)
             return await server.first_line(20.0)
 
-        script = "echo http://here; echo out of memory >&2; while sleep 60; do :; done"
+        script = "echo out of memory >&2; echo http://here; while sleep 60; do :; done"
         async with started(
             ["/bin/sh", "-c", script], name="s", env=ENV, ready=ready, replica=Client, on_end=ended.append
         ) as client:
