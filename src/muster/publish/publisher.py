@@ -45,10 +45,7 @@ class PublisherConfig(BaseModel):
     attempts: int = Field(default=3, ge=1, description="tries of one call to a replica; its answer may have been lost")
     retry_pause_s: float = Field(default=0.5, ge=0, description="between two tries of a call")
     canary_tokens: int = Field(
-        default=32,
-        ge=2,
-        description="length of the canary, at most: engines score it while they stand still; that the weights arrived "
-        "is proven by their digest, that they are computed with needs few tokens",
+        default=128, ge=2, description="length of the canary, at most: engines score it while they stand still"
     )
     canary_tolerance: float = Field(
         default=0.1, gt=0, description="largest mean |difference| of canary log-probabilities, engine against trainer"
