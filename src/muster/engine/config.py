@@ -80,7 +80,9 @@ class VllmConfig(BaseModel):
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1, description="GPU: share of its memory")
     block_tokens: int | None = Field(default=None, ge=1, description="granularity of the prefix cache; none: vllm's")
     eager: bool = Field(default=True, description="no compilation: starts sooner, decodes slower")
-    threads: int = Field(default=0, ge=0, description="CPU: threads of a replica; 0: one per available core")
+    threads: int = Field(
+        default=0, ge=0, description="CPU: threads of a replica; 0: the available cores, divided among the replicas"
+    )
     session_header: str = Field(
         default="X-Session-ID", min_length=1, description="by which a router before the servers keeps a session"
     )

@@ -108,7 +108,7 @@ def server_environment(config: VllmConfig, ours: Mapping[str, str], *, index: in
     environment.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     if config.device == "gpu":
         return environment | {"CUDA_VISIBLE_DEVICES": str(config.gpus[index] if config.gpus else index)}
-    threads = config.threads or len(os.sched_getaffinity(0))
+    threads = config.threads or max(1, len(os.sched_getaffinity(0)) // config.replicas)
     # replicas, sandboxes and a trainer share the cores: vLLM's own binding would put them all on the same ones
     environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads)}
     return environment
