@@ -75,15 +75,11 @@ def test_a_cpu_server_is_not_bound_to_cores_that_others_have() -> None:
 def test_replicas_share_the_cores_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
 
-    def threads(**config: int) -> str:
-        return vllm_server.server_environment(VllmConfig(**config), {}, index=0, path="/p")["OMP_NUM_THREADS"]
+    def threads(replicas: int, threads: int = 0) -> str:
+        config = VllmConfig(replicas=replicas, threads=threads)
+        return vllm_server.server_environment(config, {}, index=0, path="/p")["OMP_NUM_THREADS"]
 
-    assert [threads(), threads(replicas=2), threads(replicas=16), threads(replicas=2, threads=3)] == [
-        "8",
-        "4",
-        "1",
-        "3",
-    ]
+    assert [threads(1), threads(2), threads(16), threads(2, 3)] == ["8", "4", "1", "3"]
 
 
 @pytest.mark.parametrize(
