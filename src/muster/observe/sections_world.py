@@ -122,7 +122,7 @@ def _commits(records: Sequence[PublicationRecord]) -> Table:
     }
     return Table(
         title="Checks, and requests in flight",
-        columns=("commits", "bytes each", "digest equal", "fixed tokens, largest |difference|", *counts),
+        columns=("commits", "bytes each", "digest equal", "fixed tokens differ by", *counts),
         rows=(
             (
                 str(len(records)),
