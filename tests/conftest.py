@@ -10,7 +10,8 @@ import pytest
 
 import daemons
 
-hypothesis.settings.register_profile("muster", deadline=None)  # how long an example takes is the machine's affair
+# the same examples each time; and how long one takes is the machine's affair
+hypothesis.settings.register_profile("muster", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("muster")
 
 _CONTRACT = re.compile(r"contract/test_sandbox\.py::.*\[(?:.*-)?(namespace|docker|podman)(?:-.*)?\]$")
