@@ -16,7 +16,7 @@ import numpy as np
 
 from muster import clock
 from muster.engine.config import EmbeddedEngineConfig
-from muster.engine.embedded import launch
+from muster.engine.embedded.launch import launch
 from muster.model.tokenizer import tokenizer_from
 from muster.model.weights import resolve
 from muster.publish import transports

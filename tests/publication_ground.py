@@ -15,14 +15,14 @@ import numpy as np
 import tiny_llama as tiny
 from muster import clock
 from muster.engine.config import EmbeddedEngineConfig
-from muster.engine.embedded import launch
-from muster.engine.fleet import Fleet
-from muster.engine.keeper import KeptReplica, OnEnd
+from muster.engine.embedded.launch import launch
+from muster.engine.fleet.fleet import Fleet
+from muster.engine.fleet.health import ReplicaState
+from muster.engine.fleet.router import RouterConfig
+from muster.engine.http.replica import HttpReplica
 from muster.engine.pieces import Piece
 from muster.engine.port import CachePolicy, Replica
-from muster.engine.router import RouterConfig
-from muster.engine.routing.health import ReplicaState
-from muster.engine.vllm import HttpReplica
+from muster.engine.servers.keeper import KeptReplica, OnEnd
 from muster.errors import EngineError
 from muster.journal import Journal
 from muster.model import weights

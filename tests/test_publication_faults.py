@@ -20,9 +20,9 @@ import pytest
 
 import tiny_llama as tiny
 from muster import clock
-from muster.engine.keeper import KeeperConfig, KeptReplica, keep
+from muster.engine.fleet.health import ReplicaState
 from muster.engine.port import InFlight
-from muster.engine.routing.health import ReplicaState
+from muster.engine.servers.keeper import KeeperConfig, KeptReplica, keep
 from muster.errors import PublicationError
 from muster.publish.config import CheckpointConfig
 from muster.publish.publisher import PublisherConfig

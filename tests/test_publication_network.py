@@ -15,11 +15,11 @@ import pytest
 
 import tiny_llama as tiny
 from muster import clock
-from muster.engine.embedded import launch
+from muster.engine.embedded.launch import launch
+from muster.engine.fleet.health import ReplicaState
+from muster.engine.http.replica import HttpReplica
 from muster.engine.port import InFlight
-from muster.engine.process import spawn
-from muster.engine.routing.health import ReplicaState
-from muster.engine.vllm import HttpReplica
+from muster.engine.servers.process import spawn
 from publication_ground import ENGINE, Ground
 
 pytestmark = pytest.mark.model
@@ -51,7 +51,17 @@ def namespace(name: str, here: str, there: str) -> Iterator[Callable[[str], None
 @asynccontextmanager
 async def far_engine(name: str, model: Path, network: str, host: str) -> AsyncIterator[HttpReplica]:
     """An engine in a network namespace."""
-    command = ["ip", "netns", "exec", network, sys.executable, "-m", "muster.engine.serve", "--model", str(model)]
+    command = [
+        "ip",
+        "netns",
+        "exec",
+        network,
+        sys.executable,
+        "-m",
+        "muster.engine.embedded.serve",
+        "--model",
+        str(model),
+    ]
     command += ["--name", name, "--host", host, "--port", "8000", "--dtype", "float32", "--threads", "1"]
     command += ["--max-model-len", "1024", "--max-streams", "4", "--kv-capacity-tokens", "8192"]
     async with spawn(command, name=name, env={**os.environ, "MUSTER_ENGINE_TOKEN": "secret"}) as server:

@@ -18,8 +18,8 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from muster.engine.config import EmbeddedEngineConfig, EngineConfig
-from muster.engine.keeper import KeeperConfig
-from muster.engine.router import RouterConfig
+from muster.engine.fleet.router import RouterConfig
+from muster.engine.servers.keeper import KeeperConfig
 from muster.errors import ConfigError
 from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.loops import LoopConfig

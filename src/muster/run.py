@@ -26,10 +26,10 @@ from rich.console import Console
 
 from muster import clock
 from muster.config import RunConfig, to_toml, validate
-from muster.engine.fleet import Fleet
-from muster.engine.keeper import KeptReplica, keep
+from muster.engine.fleet.fleet import Fleet
 from muster.engine.launching import is_ours, launch
 from muster.engine.port import Replica
+from muster.engine.servers.keeper import KeptReplica, keep
 from muster.environments import environment
 from muster.errors import MusterError, UserError
 from muster.evaluate import Evaluator

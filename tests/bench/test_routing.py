@@ -4,7 +4,7 @@ import pytest
 
 from muster.bench import routing
 from muster.bench.routing import Routed
-from muster.engine.router import Policy, RouterConfig
+from muster.engine.fleet.router import Policy, RouterConfig
 from muster.sim.collection import simulate
 
 

@@ -11,7 +11,7 @@ from muster.bench.routing_real import Place, Planned, Played, needed_tokens
 from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.replica import EmulatedReplica
 from muster.engine.emulated.timing import EngineTiming
-from muster.engine.router import Policy
+from muster.engine.fleet.router import Policy
 from muster.errors import UserError
 
 ENGINE = EmulatedEngineConfig(

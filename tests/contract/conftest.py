@@ -15,14 +15,14 @@ import real_vllm
 import tiny_llama as tiny
 from contract.engine_rigs import EMULATED, EmbeddedRig, EmulatedRig, FakeRig, SglangRig, WholeFleet
 from contract.engine_steps import CONFIG, Body, Check
-from engine.sglang_double import connected
+from engine.sglang.sglang_double import connected
 from muster import clock
-from muster.engine import vllm_server
-from muster.engine.embedded import launch
+from muster.engine.embedded.launch import launch
 from muster.engine.emulated.engine import EmulatedEngine
 from muster.engine.emulated.replica import INITIAL, EmulatedReplica
 from muster.engine.emulated.serve import serving
-from muster.engine.vllm import HttpReplica
+from muster.engine.http.replica import HttpReplica
+from muster.engine.vllm.launch import launch as launch_vllm
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def on_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
     """One real server for all tests."""
     folder = tmp_path_factory.mktemp("vllm")
     with asyncio.Runner() as runner:
-        launched = vllm_server.launch(real_vllm.config(), real_vllm.write_model(folder / "model"), "vllm")
+        launched = launch_vllm(real_vllm.config(), real_vllm.write_model(folder / "model"), "vllm")
         replica = runner.run(_enter(launched))
         rig = EmbeddedRig(replica, folder, real_vllm.MODEL, real_vllm.BLOCK_TOKENS)
         yield lambda body: runner.run(_awaited(body(rig)))

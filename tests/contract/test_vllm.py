@@ -18,8 +18,8 @@ import tiny_llama as tiny
 from contract.engine_rigs import EmbeddedRig, Rig, T
 from contract.engine_steps import Check, agrees, prompt, publish, running, sampling, session, whole
 from muster import clock
-from muster.engine import vllm_server
 from muster.engine.port import CachePolicy, InFlight
+from muster.engine.vllm.launch import launch
 from muster.errors import EngineError
 from muster.model.digest import digest
 from muster.publish.config import CheckpointConfig, DirectConfig, MemoryConfig, TransportConfig
@@ -187,7 +187,7 @@ def test_a_killed_server_fails_what_it_was_doing_and_says_how_it_ended(tmp_path:
             ended.set()
 
         model = real_vllm.write_model(tmp_path / "model")
-        async with vllm_server.launch(real_vllm.config("bfloat16"), model, "dying", on_end=on_end) as replica:
+        async with launch(real_vllm.config("bfloat16"), model, "dying", on_end=on_end) as replica:
             rig = EmbeddedRig(replica, tmp_path, real_vllm.MODEL, real_vllm.BLOCK_TOKENS)
             publication = tiny.publish(tmp_path, 1, 1, torch.bfloat16, real_vllm.MODEL)
             _, held = await publish(rig, InFlight.HOLD, publication=publication)

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from muster.engine.emulated.config import EmulatedEngineConfig
-from muster.engine.router import RouterConfig
+from muster.engine.fleet.router import RouterConfig
 from muster.journal import BatchRow, DropRow, GroupRow, LaunchRow, TrajectoryRow
 from muster.orchestrator.config import SchedulerConfig
 from muster.sim.collection import Collected, FleetWorld, SandboxWorld, TrainingWorld, World, number_of, simulate

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import clock
-from muster.engine.fleet import Fleet
-from muster.engine.router import RouterConfig
+from muster.engine.fleet.fleet import Fleet
+from muster.engine.fleet.router import RouterConfig
 from muster.errors import EngineError
 from muster.journal import DropRow
 from muster.rollout.renderer import Renderer

@@ -26,9 +26,9 @@ from transformers.utils import logging as transformers_logging
 
 from muster import clock
 from muster.bench.result import BenchResult, Target, Value
-from muster.engine.batching import BatchingEngine
 from muster.engine.config import EmbeddedEngineConfig
-from muster.engine.packed_weights import PackedWeights, load
+from muster.engine.embedded.batching import BatchingEngine
+from muster.engine.embedded.packed_weights import PackedWeights, load
 from muster.model.weights import resolve
 from muster.types import Completion, Ints, Sampling, Session
 

@@ -19,7 +19,7 @@ import numpy as np
 from muster import clock
 from muster.bench.result import BenchResult, Target, Value
 from muster.bench.workers import workers
-from muster.engine.router import Policy, Router, RouterConfig
+from muster.engine.fleet.router import Policy, Router, RouterConfig
 from muster.journal import BatchRow
 from muster.sim.collection import Collected, FleetWorld, SandboxWorld, TrainingWorld, World, simulate
 from muster.sim.workload import Lognormal, WorkloadConfig

@@ -25,10 +25,10 @@ from muster.bench.result import BenchResult, Target, Value
 from muster.bench.routing import HIT_OF_BEST, OURS, POLICIES
 from muster.bench.servers import server_config
 from muster.engine.config import EngineConfig, VllmConfig
-from muster.engine.fleet import Fleet
+from muster.engine.fleet.fleet import Fleet
+from muster.engine.fleet.router import Policy, RouterConfig
 from muster.engine.launching import launch
 from muster.engine.port import EngineStatistics, Replica
-from muster.engine.router import Policy, RouterConfig
 from muster.model.config import LlamaConfig
 from muster.model.weights import resolve
 from muster.types import Ints, Sampling, Session

@@ -24,7 +24,7 @@ from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.engine import EmulatedEngine
 from muster.engine.emulated.replica import INITIAL
 from muster.engine.emulated.serve import serving
-from muster.engine.vllm import HttpReplica
+from muster.engine.http.replica import HttpReplica
 from muster.errors import EngineError
 
 START_TIMEOUT_S = 60.0

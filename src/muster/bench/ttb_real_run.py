@@ -19,7 +19,7 @@ from muster.bench.ttb_real_declared import DeclaredBackend
 from muster.bench.ttb_real_engines import serve
 from muster.bench.ttb_real_tasks import write_tasks
 from muster.bench.ttb_real_words import Groups, WordTokenizer, placed
-from muster.engine.fleet import Fleet
+from muster.engine.fleet.fleet import Fleet
 from muster.engine.port import EngineStatistics
 from muster.journal import Journal, SessionRow
 from muster.orchestrator.loops import Orchestrator

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from muster.engine import embedded, sglang_server, vllm_server
-from muster.engine.config import EmbeddedEngineConfig, EngineConfig
+from muster.engine.config import EmbeddedEngineConfig, EngineConfig, SglangConfig
+from muster.engine.embedded.launch import launch as launch_embedded
 from muster.engine.port import Replica
-from muster.engine.sglang_config import SglangConfig
+from muster.engine.sglang.launch import launch as launch_sglang
+from muster.engine.vllm.launch import launch as launch_vllm
 
 
 def is_ours(config: EngineConfig) -> bool:
@@ -42,10 +43,10 @@ async def launch(
             await replica.score(tokens, temperature=0.7)
     """
     if isinstance(config, EmbeddedEngineConfig):
-        launched = embedded.launch(config, model_dir, name, version=version, on_end=on_end, log=log)
+        launched = launch_embedded(config, model_dir, name, version=version, on_end=on_end, log=log)
     elif isinstance(config, SglangConfig):
-        launched = sglang_server.launch(config, model_dir, name, index=index, version=version, on_end=on_end, log=log)
+        launched = launch_sglang(config, model_dir, name, index=index, version=version, on_end=on_end, log=log)
     else:
-        launched = vllm_server.launch(config, model_dir, name, index=index, version=version, on_end=on_end, log=log)
+        launched = launch_vllm(config, model_dir, name, index=index, version=version, on_end=on_end, log=log)
     async with launched as replica:
         yield replica

@@ -25,9 +25,9 @@ from muster import clock
 from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.presets import preset
 from muster.engine.emulated.replica import EmulatedReplica
-from muster.engine.fleet import Fleet
+from muster.engine.fleet.fleet import Fleet
+from muster.engine.fleet.router import RouterConfig
 from muster.engine.port import EngineStatistics, Replica
-from muster.engine.router import RouterConfig
 from muster.journal import Journal, SessionRow
 from muster.metrics import Metrics
 from muster.orchestrator.config import SchedulerConfig

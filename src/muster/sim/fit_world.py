@@ -16,7 +16,7 @@ from muster.config import RunConfig
 from muster.engine.config import EmbeddedEngineConfig
 from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.timing import EngineTiming
-from muster.engine.router import RouterConfig
+from muster.engine.fleet.router import RouterConfig
 from muster.errors import UserError
 from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.loops import LoopConfig

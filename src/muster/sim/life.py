@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from muster.engine.fleet import Fleet
+from muster.engine.fleet.fleet import Fleet
+from muster.engine.fleet.router import RouterConfig
 from muster.engine.port import Engine, Replica
-from muster.engine.router import RouterConfig
 from muster.journal import Journal
 from muster.metrics import Metrics
 from muster.orchestrator.config import SchedulerConfig

@@ -17,8 +17,8 @@ from typing import Literal
 
 import numpy as np
 
+from muster.engine.fleet.router import Policy as RoutingPolicy
 from muster.engine.port import CachePolicy, InFlight
-from muster.engine.router import Policy as RoutingPolicy
 from muster.orchestrator.concurrency import ConcurrencyConfig
 from muster.orchestrator.config import Surplus
 from muster.orchestrator.line import Order

@@ -15,9 +15,9 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from muster import clock
-from muster.engine import wire
 from muster.engine.emulated.engine import EmulatedEngine
 from muster.engine.emulated.replies import FIRST_ID
+from muster.engine.http import wire
 from muster.errors import UserError
 from muster.types import Completion, Ints, Sampling, Session
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from muster.engine.embedded.request import Finish, Phase
 from muster.engine.emulated.batch import Batch, Request
 from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.replies import Policy, made_up
@@ -28,7 +29,6 @@ from muster.engine.emulated.stride import Stride
 from muster.engine.emulated.timing import Work
 from muster.engine.pieces import after
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause
-from muster.engine.request import Finish, Phase
 from muster.engine.timeline import Timeline
 from muster.errors import EngineError, UserError
 from muster.types import Completion, DeviceState, Ints, Sampling, Session, Version

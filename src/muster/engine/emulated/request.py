@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from muster.engine.embedded.request import Finish, Phase
 from muster.engine.emulated.radix import Node
 from muster.engine.emulated.replies import WINDOW, logprobs_of
-from muster.engine.request import Finish, Phase
 from muster.types import Completion, Floats, Ints, Sampling, Session, Version
 
 Done = Callable[[Completion], None]

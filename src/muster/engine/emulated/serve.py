@@ -25,9 +25,9 @@ from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.engine import EmulatedEngine
 from muster.engine.emulated.presets import to_toml
 from muster.engine.emulated.replica import INITIAL
-from muster.engine.server import application
-from muster.engine.vllm import HttpReplica
-from muster.engine.wire import TOKEN_VARIABLE
+from muster.engine.http.replica import HttpReplica
+from muster.engine.http.server import application
+from muster.engine.http.wire import TOKEN_VARIABLE
 from muster.errors import UserError
 
 

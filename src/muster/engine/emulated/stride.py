@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from muster.engine.embedded.request import Phase
 from muster.engine.emulated.batch import Chunk
 from muster.engine.emulated.timing import EPSILON_S, EngineTiming, pairs_of
-from muster.engine.request import Phase
 from muster.types import DeviceState
 
 

@@ -1,0 +1,184 @@
+"""A replica in a fleet: the replica itself, and what its answers have shown.
+
+    generate ─► inner ─► Completion ─► healthy          statistics, commit, …: passed on, and what they say is heard
+                   └─► EngineError, no answer, old weights ─► suspect ─► `ask` ─► healthy, stale, or at last dead
+    commit ─► held, not proven ─► resume ─► proven      the publisher resumes when digest and canary are right
+
+Law: implements `engine.port.Replica`, so that whoever uses it lets the fleet hear what is said. A version is right when
+it is the one to be served and was proven here. What a request had sampled when its replica failed goes with the error.
+Device intervals that were read while asking are kept for the next reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import replace
+
+from muster import clock
+from muster.engine.fleet.health import Health
+from muster.engine.pieces import Pieces, streamed
+from muster.engine.port import CachePolicy, DeviceInterval, EngineStatistics, InFlight, Pause, Replica, Scores, Staged
+from muster.errors import EngineError
+from muster.types import Completion, Ints, Publication, Sampling, Session, Version
+
+
+class Member:
+    """Implements `engine.port.Replica`."""
+
+    def __init__(self, inner: Replica, changed: Callable[[Member], None]) -> None:
+        """changed: called when its health is another one."""
+        self.name = inner.name
+        self.inner = inner
+        self._stream = streamed(inner)
+        self.health = Health()
+        self.limits: EngineStatistics | None = None  # its last answer, for capacity and memory
+        self.why = ""  # it does not serve
+        self._changed = changed
+        self._expected: Version | None = None  # None: any will do
+        self._coming: Version | None = None  # is being published to it: right as well, until it was delivered
+        self._unproven: Version | None = None  # was to be committed, and not found right since
+        self._intervals: tuple[DeviceInterval, ...] = ()
+        self._deadlines: dict[int, asyncio.Timeout] = {}  # of the requests that it has
+        self._requests = 0
+
+    # --- health ---------------------------------------------------------------------------------------
+
+    def change(self, event: Callable[[Health], None]) -> None:
+        """Something happened to it. When it is given up, its requests end at once, and go on elsewhere."""
+        before = self.health.state
+        event(self.health)
+        if self.health.state is before:
+            return
+        if self.health.serves:
+            self.why = ""
+        if self.health.gone:
+            for deadline in self._deadlines.values():
+                if not deadline.expired():
+                    deadline.reschedule(asyncio.get_running_loop().time())
+        self._changed(self)
+
+    def expect(self, version: Version) -> None:
+        """It was delivered to every replica that serves. One that holds it and could not prove it serves no more."""
+        self._expected, self._coming = version, None
+        if self._unproven == version:
+            self.why = f" (holds version {version.number}, which it could not prove)"
+            self.change(lambda health: health.answered(right=False))
+
+    async def ask(self, timeout_s: float) -> None:
+        """How is it? Never raises."""
+        try:
+            async with clock.timeout(timeout_s):
+                await self.look()
+        except TimeoutError:
+            self._failed(f"no answer within {timeout_s:g} s")
+        except EngineError as error:
+            self._failed(str(error))
+
+    async def look(self) -> EngineStatistics:
+        """Its statistics; the device intervals in it are kept for `statistics`. Raises `EngineError`."""
+        answer = await self.inner.statistics()
+        self._intervals += answer.intervals
+        self._heard(answer)
+        return replace(answer, intervals=())
+
+    def _heard(self, answer: EngineStatistics) -> None:
+        self.limits = answer
+        right = self._expected is None or answer.version in (self._expected, self._coming)
+        if not right:
+            self.why = f" (holds version {answer.version.number}, to be served is {self._expected})"
+        elif answer.version == self._unproven:
+            if self._coming is not None:
+                return  # it is being proven: nothing is known yet
+            right = False
+            self.why = f" (holds version {answer.version.number}, which it could not prove)"
+        self.change(lambda health: health.answered(right=right))
+
+    def _failed(self, why: str) -> None:
+        self.why = f" ({why})"
+        self.change(lambda health: health.failed())
+
+    # --- requests -------------------------------------------------------------------------------------
+
+    async def generate_within(
+        self, timeout_s: float, tokens: Ints, sampling: Sampling, session: Session, *, expected: Version | None
+    ) -> Completion:
+        """Raises `EngineError`. expected: older tokens than of this version are refused: its weights are stale."""
+        self._requests += 1
+        number = self._requests
+        pieces = Pieces()
+        try:
+            try:
+                async with (
+                    clock.timeout(timeout_s) as self._deadlines[number],
+                    aclosing(self._stream(tokens, sampling, session)) as stream,
+                ):
+                    async for piece in stream:
+                        pieces.add(piece)
+            finally:
+                del self._deadlines[number]
+        except TimeoutError:
+            gone = f"is {self.health.state}{self.why}" if self.health.gone else None
+            reason = gone or f"no answer within {timeout_s:g} s"
+            if gone is None:
+                self._failed(reason)
+            raise EngineError(f"{self.name}: {reason}", kept=_current(pieces.kept, expected)) from None
+        except EngineError as error:
+            if not is_refusal(error):
+                self._failed(str(error))
+            raise EngineError(str(error), error.evidence, kept=_current(pieces.kept, expected)) from None
+        completion = _current(pieces.completion, expected)
+        if completion is None:
+            self._failed("its tokens are of old weights")
+            raise EngineError(f"{self.name}: its tokens are of older weights than version {expected}")
+        return completion
+
+    # --- the port, passed on --------------------------------------------------------------------------
+
+    async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
+        return await self.inner.generate(tokens, sampling, session)
+
+    async def score(self, tokens: Ints, *, temperature: float) -> Scores:
+        return await self.inner.score(tokens, temperature=temperature)
+
+    async def statistics(self) -> EngineStatistics:
+        try:
+            answer = await self.inner.statistics()
+        except EngineError as error:
+            self._failed(str(error))
+            raise
+        self._heard(answer)
+        intervals, self._intervals = self._intervals, ()
+        return replace(answer, intervals=intervals + answer.intervals)
+
+    def supports(self, in_flight: InFlight, cache: CachePolicy) -> str | None:
+        return self.inner.supports(in_flight, cache)
+
+    async def stage(self, publication: Publication) -> Staged:
+        self._coming = publication.version
+        return await self.inner.stage(publication)
+
+    async def pause(self, in_flight: InFlight) -> Pause:
+        return await self.inner.pause(in_flight)
+
+    async def commit(self, version: Version, cache: CachePolicy) -> Version:
+        self._unproven = version  # before its answer, which may be lost
+        return await self.inner.commit(version, cache)
+
+    async def resume(self) -> None:
+        """Whoever committed has found that the weights are right."""
+        await self.inner.resume()
+        self._unproven = None
+
+
+def is_refusal(error: EngineError) -> bool:
+    """The request is wrong, not the replica: any other one would say the same."""
+    return error.evidence.get("status") in range(400, 500)
+
+
+def _current(completion: Completion | None, expected: Version | None) -> Completion | None:
+    """None if its newest token is of older weights than those that were to serve when it began."""
+    if completion is None or expected is None or not len(completion.versions_T):
+        return completion
+    return completion if completion.versions_T[-1] >= expected.number else None
