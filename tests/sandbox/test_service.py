@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.errors import SandboxStartError
+from muster.sandbox.health import FIRST_ASK_S, next_ask_s
 from muster.sandbox.namespace import NamespaceBackend
 from muster.sandbox.port import Sandbox, Service, Snapshot
-from muster.sandbox.service import FIRST_ASK_S, next_ask_s
 from muster.types import HealthCheck, ImageSpec, Limits
 from sandbox.conftest import OnBackend
 

@@ -11,8 +11,9 @@ from muster.sandbox.disk import WRITE_BYTES_PER_S
 from muster.sandbox.files import usage_bytes, usage_of_few_bytes
 from muster.sandbox.session import Answer
 from muster.sandbox.state import Layer
+from muster.sandbox.stop import Stop
 from muster.sandbox.tap import Tap
-from muster.sandbox.watch import Stop, Watch
+from muster.sandbox.watch import Watch
 
 LIMIT_S = 0.5  # of writing, at the most
 LIMIT_BYTES = int(LIMIT_S * WRITE_BYTES_PER_S)

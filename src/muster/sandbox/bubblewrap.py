@@ -20,37 +20,12 @@ from functools import cache
 from pathlib import Path
 
 from muster.errors import SandboxStartError
+from muster.sandbox.defaults import BASE_ENV, CAPABILITIES, SHARED_MEMORY_BYTES
 from muster.sandbox.port import Mount
 
 MINIMUM_VERSION = (0, 11)
 SECCOMP_FD = 9
 
-SHARED_MEMORY_BYTES = 64 * 1024 * 1024  # as Docker gives; it counts as memory of the sandbox
-
-# What Docker grants, without NET_RAW and MKNOD. Each stays inside the namespaces.
-CAPABILITIES = (
-    "CHOWN",
-    "DAC_OVERRIDE",
-    "FOWNER",
-    "FSETID",
-    "SETUID",
-    "SETGID",
-    "KILL",
-    "SETPCAP",
-    "NET_BIND_SERVICE",
-    "SYS_CHROOT",
-    "SETFCAP",
-    "AUDIT_WRITE",
-)
-
-BASE_ENV = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "HOME": "/root",
-    "USER": "root",
-    "LANG": "C.UTF-8",
-    "TERM": "dumb",
-    "PAGER": "cat",
-}
 # (major, minor), as in the kernel's list of devices
 DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 

@@ -34,11 +34,12 @@ from muster.sandbox.meter import Meter
 from muster.sandbox.port import MAIN, Counters, Mount, Result, Snapshot
 from muster.sandbox.quota import Quota
 from muster.sandbox.restraint import restrain
-from muster.sandbox.session import Session, within
+from muster.sandbox.session import Session
 from muster.sandbox.squash import shortened
 from muster.sandbox.state import RunDirectory
+from muster.sandbox.stop import Stop, within
 from muster.sandbox.view import Views
-from muster.sandbox.watch import Stop, Watch
+from muster.sandbox.watch import Watch
 from muster.types import Limits
 
 _CLOSE_WAIT_S = 0.005

@@ -25,7 +25,8 @@ from muster.sandbox.port import MAIN, Service, Snapshot
 from muster.sandbox.processes import descendants, is_ending
 from muster.sandbox.rest import holds_nothing
 from muster.sandbox.service import RunningService
-from muster.sandbox.session import Session, within
+from muster.sandbox.session import Session
+from muster.sandbox.stop import within
 from muster.sandbox.supervisor import Exit, Supervisor
 from muster.sandbox.tap import Tap
 from muster.sandbox.terminals import limit_terminals

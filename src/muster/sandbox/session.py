@@ -31,6 +31,7 @@ from muster.errors import SandboxError, SandboxStartError
 from muster.sandbox.channel import Channel, calm
 from muster.sandbox.output import HeadTail
 from muster.sandbox.processes import descendants, slay
+from muster.sandbox.stop import within
 from muster.sandbox.supervisor import Child, Supervisor
 from muster.sandbox.tap import Tap
 
@@ -235,13 +236,3 @@ class Session:
         if self._status >= 0:
             self._on_status()  # it may have answered last
             self.close()
-
-
-async def within(future: asyncio.Future[object], timeout_s: float) -> bool:
-    """Whether `future` is done in time. Shield it if it must outlive the wait."""
-    try:
-        async with clock.timeout(max(0.0, timeout_s)):
-            await future
-    except TimeoutError:
-        return False
-    return True

@@ -9,30 +9,16 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
-from enum import StrEnum
 from pathlib import Path
 
 from muster import clock
 from muster.sandbox.disk import DiskBudget
 from muster.sandbox.files import usage_bytes
 from muster.sandbox.quota import used_at_once_bytes, used_bytes
-from muster.sandbox.session import Answer, within
+from muster.sandbox.session import Answer
 from muster.sandbox.state import Layer
+from muster.sandbox.stop import Stop, within
 from muster.sandbox.tap import Tap
-
-
-class Stop(StrEnum):
-    """Why a command was ended before it answered."""
-
-    TIME = "time"
-    SILENCE = "silence"
-    DISK = "disk"  # its own limit: the model's doing, which it reads
-    HOST_DISK = "host_disk"  # nobody's in there: the sandbox is given up
-
-    @property
-    def of_disk(self) -> bool:
-        """Then whatever writes must end, background processes too."""
-        return self in (Stop.DISK, Stop.HOST_DISK)
 
 
 class Watch:

@@ -1,6 +1,6 @@
 """What a container may see and do. Law: decided here, and nowhere else.
 
-No network, no capability but those of `bubblewrap.CAPABILITIES`, no new privileges, the daemon's own seccomp filter,
+No network, no capability but those of `defaults.CAPABILITIES`, no new privileges, the daemon's own seccomp filter,
 memory without swap, processes and CPU by limits. PID 1 is our supervisor, which no signal from within can end; the
 daemon's log keeps nothing of what it says.
 """
@@ -16,7 +16,7 @@ from docker.types import LogConfig, Ulimit
 from docker.types import Mount as DockerMount
 
 from muster.errors import SandboxStartError
-from muster.sandbox.bubblewrap import BASE_ENV, CAPABILITIES, SHARED_MEMORY_BYTES
+from muster.sandbox.defaults import BASE_ENV, CAPABILITIES, SHARED_MEMORY_BYTES
 from muster.sandbox.docker.daemon import Client
 from muster.sandbox.docker.scripts import SUPERVISOR
 from muster.types import Limits

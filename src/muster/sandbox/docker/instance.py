@@ -33,8 +33,7 @@ from muster.sandbox.files import usage_bytes
 from muster.sandbox.kept import KeptStates
 from muster.sandbox.output import HeadTail
 from muster.sandbox.port import MAIN, Counters, Result, Snapshot
-from muster.sandbox.session import within
-from muster.sandbox.watch import Stop
+from muster.sandbox.stop import Stop, within
 from muster.types import Limits
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from muster import clock
 from muster.errors import SandboxStartError
 from muster.sandbox.docker.box import Process
+from muster.sandbox.health import Unhealthy, next_ask_s
 from muster.sandbox.port import Service
-from muster.sandbox.service import Unhealthy, next_ask_s
 
 Probe = Callable[[str, float], Awaitable[tuple[int | None, str]]]
 """Runs a command with a deadline: its exit code (None: it had to be ended) and its output."""

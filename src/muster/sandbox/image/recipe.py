@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from muster.errors import TaskError
-from muster.sandbox.bubblewrap import BASE_ENV
+from muster.sandbox.defaults import BASE_ENV
 from muster.sandbox.image.dockerfile import Dockerfile, HereDocument, Instruction, Stage
 from muster.sandbox.image.options import absolute, array, health
 from muster.sandbox.image.startup import ARCHITECTURE, Startup
