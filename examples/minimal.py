@@ -27,8 +27,8 @@ from muster.rollout.attempt import Rollout
 from muster.rollout.renderer import Renderer
 from muster.rollout.spans import SpanRecorder
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.namespace import NamespaceBackend
-from muster.sandbox.pool import Pool
+from muster.sandbox.namespace.backend import NamespaceBackend
+from muster.sandbox.pool.pool import Pool
 from muster.tasks.harbor import load_directory
 from muster.tasks.starter.generate import generate
 from muster.trainer.config import TrainerConfig

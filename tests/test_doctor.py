@@ -12,7 +12,7 @@ from muster.doctor import Check, Status, examine, judge, line, machine
 from muster.doctor.judge import TorchSeen
 from muster.sandbox.cgroup import Cgroups
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.state import Reaped
+from muster.sandbox.namespace.storage.state import Reaped
 
 REQUIREMENTS = [
     "numpy>=1.26",

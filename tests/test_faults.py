@@ -28,8 +28,8 @@ from muster.rollout.attempt import Rollout
 from muster.rollout.renderer import Renderer
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.deadlines import BoundedBackend, DeadlineConfig
-from muster.sandbox.namespace import NamespaceBackend
-from muster.sandbox.pool import Pool
+from muster.sandbox.namespace.backend import NamespaceBackend
+from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import MAIN, Counters, Mount, Result, Sandbox, SandboxBackend, Snapshot
 from muster.sim.fake_engine import FakeRates, FakeReplica
 from muster.tasks.suite import SuiteConfig, load_suites

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from muster.errors import ConfigError
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.deadlines import BoundedBackend, DeadlineConfig
-from muster.sandbox.namespace import NamespaceBackend
-from muster.sandbox.pool import Pool
+from muster.sandbox.namespace.backend import NamespaceBackend
+from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import SandboxBackend
 from muster.verifier.function import FunctionVerifier, load_score
 from muster.verifier.port import Verifier

@@ -53,7 +53,7 @@ from muster.reporting import JOURNAL, leave_behind
 from muster.rollout.agent import Agent
 from muster.rollout.attempt import Rollout
 from muster.rollout.renderer import Renderer
-from muster.sandbox.pool import Pool
+from muster.sandbox.pool.pool import Pool
 from muster.tasks.curriculum import Curriculum
 from muster.tasks.suite import Suites, load_suites
 from muster.trainer.checkpoint import as_model

@@ -18,7 +18,7 @@ from muster.bench.sandbox_sides import BUILTIN, EXTERNAL, FORK, OPERATIONS, Plai
 from muster.cli import app
 from muster.errors import ConfigError
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.namespace import NamespaceBackend
+from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.types import ImageSpec, Limits
 
 

@@ -11,8 +11,8 @@ import pytest
 from factories import make_task
 from muster import clock
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.namespace import NamespaceBackend
-from muster.sandbox.pool import Pool
+from muster.sandbox.namespace.backend import NamespaceBackend
+from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import SandboxBackend, Snapshot
 from muster.sim.fake_sandbox import FakeBackend
 from muster.sim.fake_verifier import FakeVerifier

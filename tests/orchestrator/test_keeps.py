@@ -24,7 +24,7 @@ from muster.rollout.attempt import Rollout
 from muster.rollout.keeping import own_tokens
 from muster.rollout.renderer import Renderer
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.pool import Pool
+from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Snapshot
 from muster.sim.fake_engine import FakeReplica
 from muster.sim.fake_sandbox import FakeBackend, FakeDisk, FakeSandbox

@@ -23,8 +23,8 @@ from muster.rollout.attempt import Rollout
 from muster.rollout.renderer import Renderer
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.kept import KEPT
-from muster.sandbox.namespace import NamespaceBackend
-from muster.sandbox.pool import Pool
+from muster.sandbox.namespace.backend import NamespaceBackend
+from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Snapshot
 from muster.sim.fake_engine import FakeRates, FakeReplica
 from muster.sim.fake_verifier import FakeVerifier

@@ -13,7 +13,7 @@ from muster.rollout.conversation import conversation
 from muster.rollout.renderer import Renderer
 from muster.rollout.spans import SpanRecorder
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.pool import Pool
+from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Snapshot
 from muster.sim.fake_engine import FakeRates, FakeReplica
 from muster.sim.fake_sandbox import FakeBackend, FakeFaults

@@ -12,7 +12,7 @@ from muster.rollout.agent import AgentConfig
 from muster.rollout.replay import Replay, Replayer, Reproduction
 from muster.rollout.sameness import Sameness
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.pool import Pool
+from muster.sandbox.pool.pool import Pool
 from muster.sim.fake_sandbox import FakeBackend, FakeFaults
 from muster.sim.fake_verifier import FakeVerifier
 from muster.types import Cause, Graded, ImageSpec, Outcome, Task, TaskStep, Trajectory, Turn, Ungraded, Verdict

@@ -16,8 +16,8 @@ from muster.rollout.preparation import prepare
 from muster.rollout.renderer import Renderer
 from muster.rollout.spans import SpanRecorder
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.namespace import NamespaceBackend
-from muster.sandbox.pool import Pool
+from muster.sandbox.namespace.backend import NamespaceBackend
+from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Sandbox
 from muster.sim.fake_engine import FakeReplica
 from muster.tasks.harbor import load_task

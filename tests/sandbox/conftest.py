@@ -11,8 +11,8 @@ import pytest
 import daemons
 from muster import clock
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.namespace import NamespaceBackend
-from sandbox import docker_world
+from muster.sandbox.namespace.backend import NamespaceBackend
+from sandbox.docker import docker_world
 
 Body = Callable[[NamespaceBackend], Awaitable[None]]
 OnBackend = Callable[..., None]

@@ -15,9 +15,9 @@ import pytest
 from muster import clock
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.kept import KEPT, KeptStates, is_kept, needed_layers
-from muster.sandbox.namespace import NamespaceBackend
+from muster.sandbox.namespace.backend import NamespaceBackend
+from muster.sandbox.namespace.storage.state import RunDirectory, reap
 from muster.sandbox.port import Snapshot
-from muster.sandbox.state import RunDirectory, reap
 from muster.types import ImageSpec, Limits
 
 _KEEP_AND_DIE = """
@@ -25,7 +25,7 @@ import os, signal, sys
 from pathlib import Path
 from muster import clock
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.namespace import NamespaceBackend
+from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.types import ImageSpec, Limits
 
 async def main():

@@ -39,7 +39,7 @@ import pytest
 from muster import clock
 from muster.journal import BatchRow, DropRow, EventRow, GroupRow, Journal, LaunchRow, StepRow, TrajectoryRow
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.pool import Pool
+from muster.sandbox.pool.pool import Pool
 from muster.sim.chaos import Fault
 from muster.sim.fake_sandbox import FakeBackend
 from muster.sim.scenario import Scheduling

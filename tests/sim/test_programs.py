@@ -12,7 +12,7 @@ from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.replica import EmulatedReplica
 from muster.rollout.spans import SpanRecorder
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.pool import Pool
+from muster.sandbox.pool.pool import Pool
 from muster.sim.collection import numbered
 from muster.sim.programs import Mishaps, PlannedAttempts, Texts, Verify, token_ids
 from muster.sim.timed_sandbox import SandboxTimes, TimedBackend

@@ -12,8 +12,8 @@ import pytest
 from factories import make_task
 from muster import clock
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.namespace import NamespaceBackend
-from muster.sandbox.pool import Pool
+from muster.sandbox.namespace.backend import NamespaceBackend
+from muster.sandbox.pool.pool import Pool
 from muster.types import Cause, Collect, ImageSpec, Limits, Outcome, VerifierSpec
 from muster.verifier.artifacts import unpack
 from muster.verifier.script import ScriptVerifier, VerifierConfig

@@ -14,7 +14,7 @@ from factories import failure, infra, make_task, success
 from muster import clock
 from muster.errors import TaskError, UserError
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.pool import Pool
+from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Snapshot
 from muster.sim.fake_sandbox import FakeBackend
 from muster.tasks.audit_record import Flaw, Probe, TaskAudit, Trial

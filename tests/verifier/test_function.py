@@ -8,7 +8,7 @@ from factories import make_task
 from muster import clock
 from muster.errors import ConfigError
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.pool import Pool
+from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Sandbox
 from muster.sim.fake_sandbox import FakeBackend
 from muster.types import Cause, Graded, ImageSpec, Limits, Outcome, Trajectory, Verdict

@@ -11,8 +11,8 @@ import pytest
 from factories import make_task
 from muster import clock
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.namespace import NamespaceBackend
-from muster.sandbox.pool import Pool
+from muster.sandbox.namespace.backend import NamespaceBackend
+from muster.sandbox.pool.pool import Pool
 from muster.types import Cause, Graded, ImageSpec, Limits, Outcome, Verdict, VerifierSpec
 from muster.verifier.script import ScriptVerifier, VerifierConfig
 

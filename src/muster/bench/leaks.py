@@ -23,8 +23,8 @@ from muster import clock
 from muster.sandbox.cgroup import PARENT, Cgroups
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.files import usage_bytes
-from muster.sandbox.namespace import NamespaceBackend
-from muster.sandbox.state import reap
+from muster.sandbox.namespace.backend import NamespaceBackend
+from muster.sandbox.namespace.storage.state import reap
 from muster.types import ImageSpec, Limits
 
 AT_ONCE = 8

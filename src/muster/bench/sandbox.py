@@ -37,7 +37,7 @@ from muster.bench.sandbox_sides import (
 from muster.errors import ConfigError
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.docker.backend import DockerBackend
-from muster.sandbox.namespace import NamespaceBackend
+from muster.sandbox.namespace.backend import NamespaceBackend
 
 BACKENDS = ("namespace", "docker", "podman")
 FORK_P50_MS = 25.0

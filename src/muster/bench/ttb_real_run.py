@@ -29,8 +29,8 @@ from muster.rollout.attempt import Rollout
 from muster.rollout.renderer import Renderer
 from muster.rollout.spans import SpanRecorder
 from muster.sandbox.deadlines import BoundedBackend, DeadlineConfig
-from muster.sandbox.namespace import NamespaceBackend
-from muster.sandbox.pool import Pool
+from muster.sandbox.namespace.backend import NamespaceBackend
+from muster.sandbox.pool.pool import Pool
 from muster.sim.collection import NumberedTasks, World, known, loop, parts, pool_config
 from muster.sim.timed_sandbox import share
 from muster.types import Launch, Trajectory

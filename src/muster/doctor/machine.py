@@ -22,11 +22,11 @@ from muster.doctor import judge
 from muster.doctor.judge import Check, Status, TorchSeen
 from muster.errors import BoundaryError
 from muster.publish import transports
-from muster.sandbox import bubblewrap
 from muster.sandbox.cgroup import Cgroups
 from muster.sandbox.config import MIB, SandboxConfig
-from muster.sandbox.namespace import NamespaceBackend
-from muster.sandbox.state import Reaped, reap
+from muster.sandbox.namespace.backend import NamespaceBackend
+from muster.sandbox.namespace.isolation import bubblewrap
+from muster.sandbox.namespace.storage.state import Reaped, reap
 from muster.types import ImageSpec, Limits
 
 DISTRIBUTION = "muster-rl"

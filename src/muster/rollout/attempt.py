@@ -21,7 +21,7 @@ from muster.rollout import preparation
 from muster.rollout.agent import Between, Episode, Spent
 from muster.rollout.keeping import Keeper, KeepPoints, continued, with_points
 from muster.rollout.spans import SpanRecorder
-from muster.sandbox.pool import Lane, Lease, Pool, Wanted
+from muster.sandbox.pool.pool import Lane, Lease, Pool, Wanted
 from muster.sandbox.port import Counters, Sandbox, Snapshot
 from muster.types import Cause, Launch, Outcome, Session, Span, Stage, Task, TaskStep, Trajectory, Ungraded, Verdict
 from muster.verifier import steps

@@ -21,7 +21,7 @@ from muster.rollout.attempt import Rollout
 from muster.rollout.renderer import Transcript
 from muster.rollout.sameness import Sameness, compare
 from muster.rollout.spans import SpanRecorder
-from muster.sandbox.pool import Pool
+from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Sandbox
 from muster.types import Cause, Graded, Launch, Outcome, Session, Task, Trajectory, Turn, Ungraded
 from muster.verifier.port import Verifier

@@ -41,7 +41,7 @@ from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus
 from muster.publish.publisher import Publisher, PublisherConfig
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.pool import Pool, PoolStatistics
+from muster.sandbox.pool.pool import Pool, PoolStatistics
 from muster.sim.fake_trainer import FakeTrainer, FakeTrainerConfig
 from muster.sim.programs import Mishaps, PlannedAttempts, Texts, Verify
 from muster.sim.timed_sandbox import SandboxTimes, TimedBackend

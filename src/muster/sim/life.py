@@ -32,7 +32,7 @@ from muster.rollout.attempt import Rollout
 from muster.rollout.renderer import Renderer
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.deadlines import BoundedBackend, DeadlineConfig
-from muster.sandbox.pool import Pool
+from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Snapshot
 from muster.sim import breaks
 from muster.sim.actor import DONE_FILE, Actor, CharTokenizer

@@ -23,7 +23,7 @@ from muster import clock
 from muster.engine.port import Engine
 from muster.errors import BoundaryError, EngineError, SandboxLost, SandboxStartError, VerifierError, boundary
 from muster.rollout.spans import SpanRecorder
-from muster.sandbox.pool import Lane, Lease, Pool, Wanted
+from muster.sandbox.pool.pool import Lane, Lease, Pool, Wanted
 from muster.sandbox.port import Sandbox, Snapshot
 from muster.sim.workload import PlannedTurn, Program
 from muster.types import Completion, Ints, Launch, Outcome, Sampling, Segment, Session, Stage, Trajectory, Turn, Version

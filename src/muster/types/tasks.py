@@ -39,7 +39,7 @@ class HealthCheck:
 class ImageSpec:
     """What a task's sandbox is made from.
 
-    `dockerfile` is executed by `sandbox.image`; without one, `docker_image` names a ready-made image; without either,
+    `dockerfile` is built by the sandbox backend; without one, `docker_image` names a ready-made image; without either,
     it is the plain base image. `context` is the build context.
     """
 

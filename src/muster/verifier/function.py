@@ -21,7 +21,7 @@ from typing import cast
 
 from muster import clock
 from muster.errors import ConfigError, ImageError, SandboxError
-from muster.sandbox.pool import Lane, Pool
+from muster.sandbox.pool.pool import Lane, Pool
 from muster.sandbox.port import Sandbox, Snapshot
 from muster.types import Cause, Outcome, Task, Trajectory, Ungraded, Verdict
 from muster.verifier.attribution import Attempt, tampered

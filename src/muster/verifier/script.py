@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from muster.errors import ImageError, SandboxError, SandboxLost, SandboxStartError
 from muster.sandbox.files import read_inside
-from muster.sandbox.pool import Lane, Lease, Pool
+from muster.sandbox.pool.pool import Lane, Lease, Pool
 from muster.sandbox.port import Mount, Result, Service, Snapshot
 from muster.types import Cause, Outcome, Task, Trajectory, VerifierSpec
 from muster.verifier import artifacts

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from muster import clock
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.namespace import NamespaceBackend
-from muster.sandbox.pool import Pool
+from muster.sandbox.namespace.backend import NamespaceBackend
+from muster.sandbox.pool.pool import Pool
 from muster.tasks.harbor import load_task
 from muster.tasks.starter.words import Split
 from muster.tasks.suites.frame import Family, Instance

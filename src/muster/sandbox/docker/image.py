@@ -23,9 +23,9 @@ from muster.errors import ImageError, SandboxError
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.docker.daemon import Client, Daemon, Missing
 from muster.sandbox.docker.labels import IMAGE
-from muster.sandbox.image.dockerfile import parse
-from muster.sandbox.image.recipe import SCRATCH, Stages
-from muster.sandbox.image.startup import Startup
+from muster.sandbox.dockerfile.parsing import parse
+from muster.sandbox.dockerfile.recipe import SCRATCH, Stages
+from muster.sandbox.dockerfile.startup import Startup
 from muster.sandbox.port import Service, Snapshot
 from muster.tasks.content import directory_digest
 from muster.types import HealthCheck, ImageSpec

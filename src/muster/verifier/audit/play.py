@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 
 from muster.errors import SandboxError, SandboxLost, boundary
-from muster.sandbox.pool import Pool
+from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Mount, Sandbox, Snapshot
 from muster.types import Outcome, Task
 from muster.verifier.attribution import after_loss

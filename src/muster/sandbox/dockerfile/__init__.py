@@ -1,0 +1,1 @@
+"""The words of a Dockerfile: from its text to what is to be done. Pure."""

@@ -1,0 +1,1 @@
+"""The processes of a sandbox: PID 1, shells, services, and what they say."""

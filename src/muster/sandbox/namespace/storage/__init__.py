@@ -1,0 +1,1 @@
+"""The files of a sandbox: frozen and writable layers, quotas, mounts."""

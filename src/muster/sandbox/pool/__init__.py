@@ -1,0 +1,1 @@
+"""Who gets the next sandbox, and for how long."""
