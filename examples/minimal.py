@@ -30,11 +30,11 @@ from muster.sandbox.config import SandboxConfig
 from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.sandbox.pool.pool import Pool
 from muster.tasks.harbor import load_directory
-from muster.tasks.starter.generate import generate
 from muster.trainer.config import TrainerConfig
 from muster.trainer.process import ProcessTrainer
 from muster.types import Batch, Graded, Launch, ReadyGroup, Task
 from muster.verifier.script import ScriptVerifier, VerifierConfig
+from muster_suites.starter.generate import generate
 
 GROUPS, SIBLINGS, TEMPERATURE = 4, 8, 0.7
 

@@ -16,8 +16,8 @@ from muster.config import RunConfig
 from muster.errors import TaskError, UserError
 from muster.sandbox.config import MIB, SandboxConfig
 from muster.tasks.audit_record import AuditRecord, Flaw, TaskAudit, read
-from muster.tasks.starter.generate import generate
 from muster.verifier.audit.battery import battery, chosen
+from muster_suites.starter.generate import generate
 from tasks.task_directory import write_task
 
 UNSOUND = Path(__file__).parent.parent / "examples/tasks/unsound"

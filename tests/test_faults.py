@@ -37,6 +37,7 @@ from muster.types import Cause, Graded, ImageSpec, Ints, Launch, Limits, Session
 from muster.verifier.function import FunctionVerifier
 from muster.verifier.port import Verifier
 from muster.verifier.script import ScriptVerifier, VerifierConfig
+from muster_suites.starter import generate
 from rollout.tokens import STOP, CharTokenizer
 
 pytestmark = pytest.mark.sandbox
@@ -82,7 +83,7 @@ class Ground:
             engine={"max_model_len": 4096, "max_streams": 8},  # type: ignore[arg-type]
             sandbox=SandboxConfig(state_dir=self.directory / "state", kill_grace_s=0.1, warm=0, **self.sandbox),  # type: ignore[arg-type]
         )
-        self.suites = load_suites(self.config.tasks, self.directory / "run/tasks", seed=0)
+        self.suites = load_suites(self.config.tasks, self.directory / "run/tasks", seed=0, generate=generate)
 
     @property
     def run(self) -> Path:
@@ -308,5 +309,5 @@ def test_a_verifier_that_hangs_on_this_state_alone_was_broken_by_the_agent(tmp_p
     ground = Ground(tmp_path, test="[ -f /app/hang ] && sleep 100\n" + PASS)
     toml = tmp_path / "suite/task/task.toml"
     toml.write_text(toml.read_text().replace("timeout_sec = 5", "timeout_sec = 0.5"))
-    ground.suites = load_suites(ground.config.tasks, ground.run / "tasks", seed=0)
+    ground.suites = load_suites(ground.config.tasks, ground.run / "tasks", seed=0, generate=generate)
     assert outcome(ground.play("touch hang")) == (Verdict.FAILURE, Cause.VERIFIER_BROKEN_BY_AGENT)

@@ -25,6 +25,7 @@ from muster.rollout.replay import Replay, Replayer
 from muster.rollout.sameness import Sameness
 from muster.tasks.suite import load_suites
 from muster.types import Graded, Outcome, Task, Trajectory
+from muster_suites.starter import generate
 
 SHOWN_LINES = 12  # of an observation that differs
 
@@ -39,7 +40,7 @@ def replay(trajectory_id: str, run: Path | None, *, console: Console, json_file:
         meta = journal.meta()
         trajectory = journal.trajectory(trajectory_id)
     config = validate(meta["config"], source=str(run / JOURNAL))
-    suites = load_suites(config.tasks, run / "tasks", seed=config.seed)
+    suites = load_suites(config.tasks, run / "tasks", seed=config.seed, generate=generate)
     task = next((t for t in (*suites.train, *suites.heldout) if t.id == trajectory.task_id), None)
     if task is None:
         raise UserError(f"{run}: task {trajectory.task_id} is in its suites no more; a replay needs its directory")

@@ -60,6 +60,7 @@ from muster.trainer.checkpoint import as_model
 from muster.trainer.process import ProcessTrainer
 from muster.types import Evaluation
 from muster.verifier.function import source_digest
+from muster_suites.starter import generate
 
 
 def train(
@@ -125,7 +126,7 @@ class _Place:
         if (directory / JOURNAL).exists():
             raise UserError(f"{directory}: a run is there already; continue it with --resume, or name another --output")
         model = resolve(config.model)
-        suites = load_suites(config.tasks, directory / "tasks", seed=config.seed)
+        suites = load_suites(config.tasks, directory / "tasks", seed=config.seed, generate=generate)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "config.toml").write_text(to_toml(config), encoding="utf-8")
         meta = {
@@ -145,7 +146,7 @@ class _Place:
         if not (directory / JOURNAL).exists():
             raise UserError(f"{directory}: no run to resume there (no {JOURNAL})")
         config = _config_of(directory)
-        suites = load_suites(config.tasks, directory / "tasks", seed=config.seed)
+        suites = load_suites(config.tasks, directory / "tasks", seed=config.seed, generate=generate)
         return cls(config=config, directory=directory, model=resolve(config.model), suites=suites)
 
 

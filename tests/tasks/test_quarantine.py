@@ -12,6 +12,7 @@ from muster.tasks.harbor import load_task
 from muster.tasks.quarantine import record_of, sift
 from muster.tasks.suite import SuiteConfig, load_suites
 from muster.types import Cause, Verdict
+from muster_suites.starter import generate
 from tasks.task_directory import write_task
 
 
@@ -87,9 +88,9 @@ def test_a_run_trains_on_the_sound_tasks_of_its_suite(tmp_path: Path) -> None:
     suite = tmp_path / "suite"
     tasks = [load_task(write_task(suite, name, **{"instruction.md": name})) for name in ("good", "bad")]
     record(suite, audited("good", tasks[0].digest), audited("bad", tasks[1].digest, HACKABLE))
-    suites = load_suites(SuiteConfig(train=suite), tmp_path, seed=0)
+    suites = load_suites(SuiteConfig(train=suite), tmp_path, seed=0, generate=generate)
     assert [t.id for t in suites.train] == ["good"]
     assert len(suites.notes) == 1
-    other = load_suites(SuiteConfig(train=suite, audit=record(tmp_path)), tmp_path, seed=0)
+    other = load_suites(SuiteConfig(train=suite, audit=record(tmp_path)), tmp_path, seed=0, generate=generate)
     assert [t.id for t in other.train] == ["bad", "good"]
     assert other.digest != suites.digest

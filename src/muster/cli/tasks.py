@@ -27,7 +27,7 @@ def tasks_generate(
     family: Annotated[list[str] | None, typer.Option(help="Only these families. Repeatable.")] = None,
 ) -> None:
     """Generate task suites from a seed."""
-    from muster.tasks.suites.write import generate
+    from muster_suites.write import generate
 
     made = generate(
         directory,

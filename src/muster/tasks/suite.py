@@ -11,14 +11,24 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from muster.errors import TaskError
 from muster.tasks.harbor import load_directory
 from muster.tasks.quarantine import Sifted, record_of, sift
-from muster.tasks.starter.generate import Split, generate
 from muster.types import Task
+
+Split = Literal["train", "heldout"]
+
+
+class Generate(Protocol):
+    """Writes a suite of its own under the new directory `out`, the same one for the same arguments."""
+
+    def __call__(
+        self, out: Path, *, seed: int, per_family: int, split: Split, families: Sequence[str] | None
+    ) -> object: ...
 
 
 class SuiteConfig(BaseModel):
@@ -54,10 +64,15 @@ class Suites:
     notes: tuple[str, ...] = ()
 
 
-def load_suites(config: SuiteConfig, directory: Path, *, seed: int) -> Suites:
-    """Load, generating what is not given under `directory`. Raises `TaskError` for broken or overlapping suites."""
-    train = config.train or _generated(config, directory / "train", seed, "train")
-    heldout = config.heldout or (None if config.train else _generated(config, directory / "heldout", seed, "heldout"))
+def load_suites(config: SuiteConfig, directory: Path, *, seed: int, generate: Generate) -> Suites:
+    """Load; what is not given, `generate` writes under `directory`.
+
+    Raises `TaskError` for broken or overlapping suites.
+    """
+    train, heldout = config.train, config.heldout
+    if train is None:
+        train = _generated(generate, config, directory / "train", seed, "train")
+        heldout = heldout or _generated(generate, config, directory / "heldout", seed, "heldout")
     train_tasks = load_directory(train, strict=True, variables=config.variables).tasks
     heldout_tasks = load_directory(heldout, strict=True, variables=config.variables).tasks if heldout else ()
     shared = {t.digest for t in train_tasks} & {t.digest for t in heldout_tasks}
@@ -74,7 +89,7 @@ def load_suites(config: SuiteConfig, directory: Path, *, seed: int) -> Suites:
     )
 
 
-def _generated(config: SuiteConfig, out: Path, seed: int, split: Split) -> Path:
+def _generated(generate: Generate, config: SuiteConfig, out: Path, seed: int, split: Split) -> Path:
     if not out.is_dir():
         count = config.per_family if split == "train" else config.heldout_per_family
         generate(out, seed=seed, per_family=count, split=split, families=config.families)

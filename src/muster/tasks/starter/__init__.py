@@ -1,6 +1,0 @@
-"""The starter suite: small terminal tasks, generated from a seed, that a 135M model can begin to solve."""
-
-from muster.tasks.starter.family import Family, Instance, verifier_script
-from muster.tasks.starter.generate import FAMILIES, generate, instances
-
-__all__ = ["FAMILIES", "Family", "Instance", "generate", "instances", "verifier_script"]

@@ -1,0 +1,1 @@
+"""Generated task suites: content for training and audits, from a seed. Nothing of a run is decided here."""
