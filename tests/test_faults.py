@@ -20,8 +20,8 @@ from rich.console import Console
 from muster import clock, replaying
 from muster.config import RunConfig
 from muster.journal import Journal
+from muster.observe.render.text import render_text
 from muster.observe.report import build_report
-from muster.observe.text import render_text
 from muster.orchestrator.dispatch import Dispatcher
 from muster.rollout.agent import Agent, AgentConfig
 from muster.rollout.attempt import Rollout

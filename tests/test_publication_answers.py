@@ -19,14 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster import clock
-from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.emulated.replica import INITIAL, EmulatedReplica
 from muster.engine.emulated.replies import logprobs_of
-from muster.engine.emulated.timing import EngineTiming
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.fleet.health import ReplicaState
 from muster.engine.fleet.router import RouterConfig
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Staged
+from muster.engine.timing import EngineTiming
 from muster.errors import EngineError, PublicationError
 from muster.journal import Journal
 from muster.orchestrator.delivery import Delivery

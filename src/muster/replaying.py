@@ -18,9 +18,8 @@ from muster import clock
 from muster.config import RunConfig, validate
 from muster.environments import environment
 from muster.errors import UserError
-from muster.journal import Journal
-from muster.observe import evidence
-from muster.reporting import JOURNAL
+from muster.journal import FILE_NAME, Journal
+from muster.observe.sections import evidence
 from muster.rollout.replay import Replay, Replayer
 from muster.rollout.sameness import Sameness
 from muster.tasks.suite import load_suites
@@ -36,10 +35,10 @@ def replay(trajectory_id: str, run: Path | None, *, console: Console, json_file:
     Raises `UserError` where there is no such run, trajectory or task any more.
     """
     run = run or _newest(trajectory_id)
-    with Journal.open(run / JOURNAL) as journal:
+    with Journal.open(run / FILE_NAME) as journal:
         meta = journal.meta()
         trajectory = journal.trajectory(trajectory_id)
-    config = validate(meta["config"], source=str(run / JOURNAL))
+    config = validate(meta["config"], source=str(run / FILE_NAME))
     suites = load_suites(config.tasks, run / "tasks", seed=config.seed, generate=generate)
     task = next((t for t in (*suites.train, *suites.heldout) if t.id == trajectory.task_id), None)
     if task is None:
@@ -63,7 +62,7 @@ async def _replay(config: RunConfig, trajectory: Trajectory, task: Task) -> Repl
 
 
 def _newest(trajectory_id: str) -> Path:
-    journals = sorted(Path("runs").glob(f"*/{JOURNAL}"), key=lambda path: path.stat().st_mtime)
+    journals = sorted(Path("runs").glob(f"*/{FILE_NAME}"), key=lambda path: path.stat().st_mtime)
     if not journals:
         raise UserError(f"no run below runs/; say which one: muster replay {trajectory_id} --run DIRECTORY")
     return journals[-1].parent

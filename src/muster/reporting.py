@@ -13,20 +13,18 @@ from pathlib import Path
 from rich.console import Console
 
 from muster.errors import UserError
-from muster.journal import Journal
+from muster.journal import FILE_NAME, Journal
+from muster.observe.bounds.fit import bounds_by_batch
 from muster.observe.outcomes import Accounting, accounting
-from muster.observe.page import write_page
+from muster.observe.render.page import write_page
+from muster.observe.render.text import compare, render_text
+from muster.observe.render.timeline import write_figures
 from muster.observe.report import Report, build_report, to_json
-from muster.observe.text import compare, render_text
-from muster.observe.timeline import write_figures
-from muster.sim.fit import bounds_by_batch
-
-JOURNAL = "journal.db"
 
 
 def read_report(directory: Path) -> Report:
     """The report of one run as its journal stands. Raises `UserError` where there is no run."""
-    with Journal.open(directory / JOURNAL) as journal:
+    with Journal.open(directory / FILE_NAME) as journal:
         bounds = {step: bounds.seconds for step, bounds in bounds_by_batch(journal).items()}
         return build_report(journal, bounds)
 
@@ -59,7 +57,7 @@ def report(
 
 def account(run: Path, console: Console) -> bool:
     """Print what became of every trajectory of a run; True when nothing was lost or trained twice."""
-    with Journal.open(run / JOURNAL) as journal:
+    with Journal.open(run / FILE_NAME) as journal:
         counts = accounting(journal)
     console.print(_accounting_text(counts))
     return counts.clean

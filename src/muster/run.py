@@ -33,11 +33,11 @@ from muster.engine.servers.keeper import KeptReplica, keep
 from muster.environments import environment
 from muster.errors import MusterError, UserError
 from muster.evaluate import Evaluator
-from muster.journal import EventRow, Journal, SessionRow
+from muster.journal import FILE_NAME, EventRow, Journal, SessionRow
 from muster.metrics import JsonlSink, Metrics
 from muster.model.tokenizer import tokenizer_from
 from muster.model.weights import resolve
-from muster.observe.dashboard import Dashboard, PlainLog
+from muster.observe.live.dashboard import Dashboard, PlainLog
 from muster.orchestrator.dispatch import Dispatcher
 from muster.orchestrator.garbage import seldom_collected
 from muster.orchestrator.keeps import Keeps
@@ -49,7 +49,7 @@ from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus
 from muster.publish.publisher import Publisher
 from muster.publish.transports import exporter_for, reap, retire
-from muster.reporting import JOURNAL, leave_behind
+from muster.reporting import leave_behind
 from muster.rollout.agent import Agent
 from muster.rollout.attempt import Rollout
 from muster.rollout.renderer import Renderer
@@ -123,7 +123,7 @@ class _Place:
     @classmethod
     def create(cls, config: RunConfig, directory: Path) -> _Place:
         """Check what the user named before anything is written, then write it down."""
-        if (directory / JOURNAL).exists():
+        if (directory / FILE_NAME).exists():
             raise UserError(f"{directory}: a run is there already; continue it with --resume, or name another --output")
         model = resolve(config.model)
         suites = load_suites(config.tasks, directory / "tasks", seed=config.seed, generate=generate)
@@ -138,13 +138,13 @@ class _Place:
             "tasks_digest": suites.digest,
             "seed": config.seed,
         }
-        Journal.create(directory / JOURNAL, meta=meta).close()
+        Journal.create(directory / FILE_NAME, meta=meta).close()
         return cls(config=config, directory=directory, model=model, suites=suites)
 
     @classmethod
     def open(cls, directory: Path) -> _Place:
-        if not (directory / JOURNAL).exists():
-            raise UserError(f"{directory}: no run to resume there (no {JOURNAL})")
+        if not (directory / FILE_NAME).exists():
+            raise UserError(f"{directory}: no run to resume there (no {FILE_NAME})")
         config = _config_of(directory)
         suites = load_suites(config.tasks, directory / "tasks", seed=config.seed, generate=generate)
         return cls(config=config, directory=directory, model=resolve(config.model), suites=suites)
@@ -152,8 +152,8 @@ class _Place:
 
 def _config_of(directory: Path) -> RunConfig:
     """As the run's journal holds it; `config.toml` is for people."""
-    with Journal.open(directory / JOURNAL) as journal:
-        return validate(journal.meta()["config"], source=str(directory / JOURNAL))
+    with Journal.open(directory / FILE_NAME) as journal:
+        return validate(journal.meta()["config"], source=str(directory / FILE_NAME))
 
 
 def _new_directory(kind: str) -> Path:
@@ -170,7 +170,7 @@ def _driving(directory: Path) -> Generator[Journal]:
         except BlockingIOError:
             raise UserError(f"{directory}: another process drives this run") from None
         with (
-            Journal.open(directory / JOURNAL, write=True) as journal,
+            Journal.open(directory / FILE_NAME, write=True) as journal,
             _session(journal),
             seldom_collected(),
             _plain_errors(),

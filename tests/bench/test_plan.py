@@ -14,10 +14,9 @@ from muster.bench.plan_draws import Task, Work, play
 from muster.bench.plan_worlds import base_of
 from muster.bench.result import BenchResult
 from muster.config import RunConfig
-from muster.engine.emulated.timing import EngineTiming
+from muster.engine.timing import EngineTiming
 from muster.errors import ConfigError, UserError
-from muster.journal import Journal
-from muster.reporting import JOURNAL
+from muster.journal import FILE_NAME, Journal
 from muster.sim.changes import changes
 from muster.sim.collection import World, simulate
 from muster.sim.fit_sharing import Shares
@@ -60,7 +59,7 @@ def run_of(directory: Path, world: World, seed: int = 0) -> Path:
     directory.mkdir()
     with simulate(world, seed).journal as journal:
         journal.set_meta("config", config.model_dump(mode="json"))
-        (directory / JOURNAL).write_bytes(journal.to_bytes())
+        (directory / FILE_NAME).write_bytes(journal.to_bytes())
     return directory
 
 
@@ -148,7 +147,7 @@ def test_a_run_that_was_made_otherwise_than_was_set_is_not_compared(run: Path) -
 
 def test_on_one_machine_what_overlaps_is_slower(run: Path) -> None:
     """Where engine and trainer share cores, collecting while the trainer trains gains less."""
-    with Journal.open(run / JOURNAL) as journal:
+    with Journal.open(run / FILE_NAME) as journal:
         base = base_of(journal, source="run")
     (change,) = (c for c in changes(base.world) if c.name == "max_lag 1")
 

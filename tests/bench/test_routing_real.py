@@ -8,10 +8,10 @@ import pytest
 from muster import clock
 from muster.bench import routing_real
 from muster.bench.routing_real import Place, Planned, Played, needed_tokens
-from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.emulated.replica import EmulatedReplica
-from muster.engine.emulated.timing import EngineTiming
 from muster.engine.fleet.router import Policy
+from muster.engine.timing import EngineTiming
 from muster.errors import UserError
 
 ENGINE = EmulatedEngineConfig(

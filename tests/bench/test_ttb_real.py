@@ -35,7 +35,7 @@ from muster.bench.ttb_real_words import (
     placed,
     reply,
 )
-from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.emulated.presets import preset
 from muster.engine.emulated.replica import INITIAL
 from muster.errors import ConfigError

@@ -12,13 +12,13 @@ import numpy as np
 
 import tiny_llama as tiny
 from engine.sglang.sglang_double import Double
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.emulated import replies
-from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.replica import INITIAL
-from muster.engine.emulated.timing import EngineTiming
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.fleet.router import RouterConfig
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Replica, Staged
+from muster.engine.timing import EngineTiming
 from muster.model.config import LlamaConfig
 from muster.sim.fake_engine import FakeReplica, logprobs_of
 from muster.types import Floats, Ints, Publication, Session, Version

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from muster.journal import BatchRow, GroupRow, LaunchRow, SpanRow, TrajectoryRow
 from muster.observe.critical_path import BatchTime, batch_time
-from muster.observe.live import read_batch_time
+from muster.observe.live.history import read_batch_time
 from muster.observe.report import build_report
 from muster.types import Stage
 from observe.synthetic import SyntheticRun

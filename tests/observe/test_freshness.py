@@ -7,11 +7,11 @@ import pytest
 
 from factories import make_trajectory
 from muster.journal import BatchRow, GroupRow, StepRow, TrajectoryRow
-from muster.observe import sections_batches
 from muster.observe.freshness import batch_freshness, freshness, weighted_mean
 from muster.observe.outcomes import accounting
 from muster.observe.record import read
 from muster.observe.report import build_report
+from muster.observe.sections import batches
 from muster.orchestrator.drift import Odometer
 from muster.types import Segment
 from observe.synthetic import SyntheticRun
@@ -99,7 +99,7 @@ def test_the_section_tells_what_was_dropped_and_why_and_what_was_trained_again(r
     run.journal.record(replace(batch, replayed=["g000000.1"]))
     row = GroupRow(id="g9", task_id="task-0", submission=900, version=0, admitted_at=run.now, ready_at=run.now)
     run.journal.record(replace(row, state="dropped", closed_at=run.now, drop_reason="diverged"))
-    section = sections_batches.freshness(build_report(run.journal, {}))
+    section = batches.freshness(build_report(run.journal, {}))
     assert "2 at most (0.2 nats away, summed over the steps between)" in section.sentence
     assert "1 as too far from the trainer" in section.sentence
     assert "Earlier successes were trained once more: 1." in section.sentence
@@ -110,7 +110,7 @@ def test_the_section_tells_what_was_dropped_and_why_and_what_was_trained_again(r
 
 
 def test_a_run_without_lag_or_replay_has_nothing_more_to_show(run: SyntheticRun) -> None:
-    section = sections_batches.freshness(build_report(run.journal, {}))
+    section = batches.freshness(build_report(run.journal, {}))
     assert section.sentence.startswith("Every trained token came from the policy that was trained;")
     assert "replayed" not in section.tables[0].columns and "assumed" not in section.tables[0].title
 

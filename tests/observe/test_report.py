@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from muster.journal import Journal, SessionRow
+from muster.observe.render.text import compare, render_text
 from muster.observe.report import Report, build_report, to_json
-from muster.observe.sections import headline, sections
-from muster.observe.sections_ledgers import device_hours
-from muster.observe.text import compare, render_text
+from muster.observe.sections.ledgers import device_hours
+from muster.observe.sections.questions import headline, sections
 from observe.synthetic import SyntheticRun
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from muster import clock
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.emulated import replies
-from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.replica import EmulatedReplica
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Scores, Staged
 from muster.errors import ConfigError, PublicationError

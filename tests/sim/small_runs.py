@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.engine.emulated.config import EmulatedEngineConfig
-from muster.engine.emulated.timing import EngineTiming
+from muster.engine.config import EmulatedEngineConfig
+from muster.engine.timing import EngineTiming
 from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.loops import LoopConfig
 from muster.sandbox.config import SandboxConfig

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.fleet.router import RouterConfig
 from muster.journal import BatchRow, DropRow, GroupRow, LaunchRow, TrajectoryRow
 from muster.orchestrator.config import SchedulerConfig

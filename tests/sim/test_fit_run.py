@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.engine.emulated.timing import EngineTiming
+from muster.engine.timing import EngineTiming
 from muster.errors import UserError
 from muster.journal import Journal
 from muster.sim.collection import World, simulate

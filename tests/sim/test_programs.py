@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from muster import clock
-from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.emulated.replica import EmulatedReplica
 from muster.rollout.spans import SpanRecorder
 from muster.sandbox.config import SandboxConfig

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from muster import clock
-from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.emulated.replica import EmulatedReplica
-from muster.engine.emulated.timing import EngineTiming
 from muster.engine.fleet.fleet import Fleet
+from muster.engine.timing import EngineTiming
 from muster.journal import Journal
 from muster.metrics import Metrics
 from muster.orchestrator.config import SchedulerConfig

@@ -43,8 +43,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from muster.bench.result import BenchResult, Target
-from muster.engine.emulated.config import EmulatedEngineConfig
-from muster.engine.emulated.timing import EngineTiming
+from muster.engine.config import EmulatedEngineConfig
+from muster.engine.timing import EngineTiming
 from muster.journal import BatchRow, GroupRow, Journal, StepRow, TrajectoryRow
 from muster.observe.freshness import batch_freshness
 from muster.orchestrator.config import SchedulerConfig

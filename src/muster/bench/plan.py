@@ -19,8 +19,7 @@ from muster.bench.plan_words import Slots, planned, predicted, sandboxes_sentenc
 from muster.bench.plan_worlds import Base, base_of, config_of, declared
 from muster.bench.result import BenchResult
 from muster.errors import UserError
-from muster.journal import Journal
-from muster.reporting import JOURNAL
+from muster.journal import FILE_NAME, Journal
 from muster.sim.changes import Change, changes, unlimited, with_slots
 from muster.sim.fit_run import measured
 from muster.sim.fit_world import Measured
@@ -72,7 +71,7 @@ def _base(options: PlanOptions) -> Base:
             raise UserError("--engine, --set and --against are about a run; a declared world says all itself")
         return declared(options.workload)
     assert options.run is not None, "one of the two is named"
-    with Journal.open(options.run / JOURNAL) as journal:
+    with Journal.open(options.run / FILE_NAME) as journal:
         return base_of(journal, source=str(options.run), engine=options.engine)
 
 
@@ -155,7 +154,7 @@ def _prediction(base: Base, options: PlanOptions, draws: Draws, say: Say) -> Ben
         like = base.measured
         change = base.changed(options.settings, batches=like.batches)
     else:
-        with Journal.open(options.against / JOURNAL) as journal:
+        with Journal.open(options.against / FILE_NAME) as journal:
             like = seen = measured(journal)
             other = config_of(journal, source=str(options.against))
         change = base.like(other, name=options.against.name, batches=like.batches)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from muster.bench.plan_worlds import Base
 from muster.bench.result import BenchResult, Target, Value
-from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig
 from muster.sim.changes import Change
 from muster.sim.fit_world import Measured
 from muster.sim.planner import WITHIN, Comparison, Outcome, Recommendation, Reproduction, devices, median

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from muster.bench.result import BenchResult, Target
-from muster.engine.emulated.config import EmulatedEngineConfig
-from muster.engine.emulated.timing import EngineTiming
+from muster.engine.config import EmulatedEngineConfig
+from muster.engine.timing import EngineTiming
 from muster.observe.bias import bias
 from muster.observe.record import Record, read
 from muster.orchestrator.config import SchedulerConfig

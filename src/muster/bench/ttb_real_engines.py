@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from muster import clock
 from muster.bench.ttb_real_words import Groups, Replies
-from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.emulated.engine import EmulatedEngine
 from muster.engine.emulated.replica import INITIAL
 from muster.engine.emulated.serve import serving

@@ -17,8 +17,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from muster.bench.ttb_real_words import LEAST_OBSERVATION_TOKENS, LEAST_REPLY_TOKENS, Groups, least_prompt_tokens
-from muster.engine.emulated.config import EmulatedEngineConfig
-from muster.engine.emulated.timing import EngineTiming
+from muster.engine.config import EmulatedEngineConfig
+from muster.engine.timing import EngineTiming
 from muster.sim.collection import World
 from muster.sim.timed_sandbox import SandboxTimes
 from muster.sim.workload import Lognormal, PlannedTurn, Program, WorkloadConfig

@@ -27,9 +27,10 @@ from muster.journal.rows import (
     StepRow,
     TrajectoryRow,
 )
-from muster.journal.store import SCHEMA_VERSION, Journal
+from muster.journal.store import FILE_NAME, SCHEMA_VERSION, Journal
 
 __all__ = [
+    "FILE_NAME",
     "SCHEMA_VERSION",
     "BatchRow",
     "CheckpointRow",

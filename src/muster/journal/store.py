@@ -33,6 +33,8 @@ from muster.journal.rows import (
 )
 from muster.types import Evaluation, Graded, Kept, Launch, PublicationRecord, Trajectory, Turn, Version
 
+FILE_NAME = "journal.db"
+"""Of the journal in a run's directory."""
 SCHEMA_VERSION = 1
 
 _TABLES: dict[type[Any], tuple[str, str]] = {  # row class -> (table, primary key)

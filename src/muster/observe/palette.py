@@ -102,7 +102,7 @@ BOUND_NAMES: Mapping[str, str] = MappingProxyType(
         "joint": "engine, slots and cache together",
     }
 )
-"""What can hold a batch; `sim.bounds` explains each."""
+"""What can hold a batch; `observe.bounds.lower` explains each."""
 
 
 def name(stage: Stage) -> str:

@@ -26,7 +26,7 @@ STRAGGLERS = 5
 INTERESTING = 40
 
 BoundsByBatch = Mapping[int, Mapping[str, float]]
-"""Step -> lower bounds of its TTB in seconds, by name; `sim.fit.bounds_by_batch` computes them."""
+"""Step -> lower bounds of its TTB in seconds, by name; `observe.bounds.fit.bounds_by_batch` computes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """What a run looks like at this instant: a frozen snapshot that the live view draws.
 
-Law: `loops.py` makes it, `observe.dashboard` draws it, neither knows the other.
+Law: `loops.py` makes it, `observe.live.dashboard` draws it, neither knows the other.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from muster import clock
-from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.emulated.presets import preset
 from muster.engine.emulated.replica import EmulatedReplica
 from muster.engine.fleet.fleet import Fleet

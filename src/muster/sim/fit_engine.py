@@ -1,6 +1,6 @@
 """The engine's timing, read from a run's journal: what a step, a stream and a prompt token cost it.
 
-Law: pure over rows. A step's time is linear in its work (`engine.emulated.timing`), and every request that decodes at
+Law: pure over rows. A step's time is linear in its work (`engine.timing`), and every request that decodes at
 an instant sees the same steps, so a request's seconds are linear in the work done beside it while it ran:
 
     decode span    m steps:   seconds = step_s · m + row_s · m·D + context_s · m·C + prefill_s · P + pair_s · Q
@@ -15,15 +15,15 @@ turn: with several, each is taken to have an equal share of what ran.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.emulated.calibrate import non_negative
-from muster.engine.emulated.config import EmulatedEngineConfig
-from muster.engine.emulated.timing import EngineTiming, pairs_of
+from muster.engine.timing import EngineTiming, pairs_of
 from muster.errors import UserError
 from muster.journal import SpanRow, TrajectoryRow
 from muster.types import Stage
@@ -187,10 +187,3 @@ def _hull(run: Sequence[SpanRow], *stages: Stage) -> tuple[float, float]:
     if not own:
         return run[-1].end, run[-1].end
     return min(s.start for s in own), max(s.end for s in own)
-
-
-def by_owner(rows: Iterable[SpanRow]) -> Mapping[str, Sequence[SpanRow]]:
-    owners: dict[str, list[SpanRow]] = {}
-    for row in rows:
-        owners.setdefault(row.owner, []).append(row)
-    return owners

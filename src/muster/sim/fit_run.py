@@ -14,11 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig
 from muster.errors import UserError
 from muster.journal import BatchRow, DeviceRow, GroupRow, Journal, SpanRow, StepRow, TrajectoryRow
+from muster.observe.bounds.fit import by_owner
 from muster.sim.collection import TrainingWorld
-from muster.sim.fit_engine import by_owner, fit_timing, visits_of
+from muster.sim.fit_engine import fit_timing, visits_of
 from muster.sim.fit_programs import (
     SandboxSeconds,
     common_tokens,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from muster.engine.emulated.timing import EngineTiming
+from muster.engine.timing import EngineTiming
 from muster.journal import DeviceRow
 from muster.sim.collection import World
 from muster.types import DeviceState

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from muster.config import RunConfig
-from muster.engine.config import EmbeddedEngineConfig
-from muster.engine.emulated.config import EmulatedEngineConfig
-from muster.engine.emulated.timing import EngineTiming
+from muster.engine.config import EmbeddedEngineConfig, EmulatedEngineConfig
 from muster.engine.fleet.router import RouterConfig
+from muster.engine.timing import EngineTiming
 from muster.errors import UserError
 from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.loops import LoopConfig

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from muster.sim.bounds import Array, Bounds, Capacity, Cohort, lower_bounds
+from muster.observe.bounds.lower import Array, Bounds, Capacity, Cohort, lower_bounds
+from muster.observe.bounds.turns import Turns
 from muster.sim.collection import Groups, World
-from muster.sim.turns import Turns
 from muster.sim.workload import Program
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.embedded.prefix_cache import distinct_tokens
-from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.core import EmulatedCore
 from muster.engine.emulated.replica import INITIAL
-from muster.engine.emulated.timing import EngineTiming
+from muster.engine.timing import EngineTiming
 from muster.types import Completion, Ints, Sampling, Session
 
 TIMING = EngineTiming(step_s=0.02, row_s=0.001, context_s=1e-5, prefill_s=0.0005, pair_s=1e-7)

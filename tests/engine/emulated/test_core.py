@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from engine.emulated.books import TIMING, Driven, balanced, config, prompt
-from muster.engine.emulated.timing import pairs_of
 from muster.engine.port import CachePolicy, InFlight, Pause
+from muster.engine.timing import pairs_of
 from muster.errors import UserError
 from muster.types import DeviceState, Version
 

@@ -21,7 +21,7 @@ from muster.engine.emulated.engine import EmulatedEngine
 from muster.engine.emulated.presets import to_toml
 from muster.engine.emulated.replica import INITIAL
 from muster.engine.emulated.serve import emulate, serving
-from muster.engine.emulated.timing import EngineTiming
+from muster.engine.timing import EngineTiming
 from muster.errors import UserError
 
 FAST = config(

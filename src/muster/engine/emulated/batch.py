@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.emulated.decoding import Decoding
 from muster.engine.emulated.radix import Match, RadixCache
 from muster.engine.emulated.request import EmulatedRequest

@@ -22,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from muster import clock
-from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.emulated.core import EmulatedCore
 from muster.engine.emulated.replica import INITIAL
-from muster.engine.emulated.timing import EngineTiming, Work
 from muster.engine.port import Engine, EngineStatistics
+from muster.engine.timing import EngineTiming, Work
 from muster.errors import EngineError, UserError
 from muster.types import Completion, Ints, Sampling, Session
 

@@ -20,16 +20,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.embedded.request import Finish, Phase
 from muster.engine.emulated.batch import Batch, Request
-from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.replies import Policy, made_up
 from muster.engine.emulated.request import Done
 from muster.engine.emulated.stride import Stride
-from muster.engine.emulated.timing import Work
 from muster.engine.pieces import after
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause
 from muster.engine.timeline import Timeline
+from muster.engine.timing import Work
 from muster.errors import EngineError, UserError
 from muster.types import Completion, DeviceState, Ints, Sampling, Session, Version
 

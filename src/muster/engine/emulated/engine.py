@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from muster import clock
-from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.emulated.core import EmulatedCore
 from muster.engine.emulated.replies import Policy, logprobs_of
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores, Staged

@@ -14,7 +14,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig
 from muster.errors import ConfigError
 
 _BUILT_IN = Path(__file__).with_name("presets.toml")

@@ -10,7 +10,7 @@ import asyncio
 from itertools import count
 from typing import Literal
 
-from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.emulated.engine import EmulatedEngine
 from muster.engine.emulated.replies import Policy
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores, Staged

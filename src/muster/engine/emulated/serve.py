@@ -19,9 +19,9 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from muster import clock
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.emulated.calibrate import Calibration, calibrate
 from muster.engine.emulated.chat import add_chat
-from muster.engine.emulated.config import EmulatedEngineConfig
 from muster.engine.emulated.engine import EmulatedEngine
 from muster.engine.emulated.presets import to_toml
 from muster.engine.emulated.replica import INITIAL

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from muster.engine.embedded.request import Phase
 from muster.engine.emulated.batch import Chunk
-from muster.engine.emulated.timing import EPSILON_S, EngineTiming, pairs_of
+from muster.engine.timing import EPSILON_S, EngineTiming, pairs_of
 from muster.types import DeviceState
 
 

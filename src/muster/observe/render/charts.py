@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from markupsafe import Markup
 
-from muster.observe import figures
 from muster.observe.palette import STAGE_COLOURS, STATE_COLOURS, STATE_NAMES, name
+from muster.observe.render import figures
 from muster.observe.report import Report
 
 WIDTH, HEIGHT = 960, 260

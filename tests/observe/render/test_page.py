@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from muster.journal import DeviceRow, Journal
-from muster.observe.charts import charts, ticks
-from muster.observe.page import LONGEST, cut, render_page, write_page
+from muster.observe.render.charts import charts, ticks
+from muster.observe.render.page import LONGEST, cut, render_page, write_page
 from muster.observe.report import build_report
 from observe.synthetic import HOSTILE, SyntheticRun
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.engine.emulated.timing import EngineTiming, Work, pairs_of
+from muster.engine.timing import EngineTiming, Work, pairs_of
 
 TIMING = EngineTiming(step_s=0.01, row_s=1e-4, context_s=1e-6, prefill_s=2e-4, pair_s=1e-8)
 

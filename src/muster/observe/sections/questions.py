@@ -7,12 +7,12 @@ part that is missing is said in its sentence, never skipped.
 from __future__ import annotations
 
 from muster.observe import words
-from muster.observe.advice import advise, alarms
 from muster.observe.report import Report
-from muster.observe.section import Section, Table
-from muster.observe.sections_batches import freshness, numerics, readiness
-from muster.observe.sections_ledgers import accounting, bias, device_hours
-from muster.observe.sections_world import environments, evaluation, publication
+from muster.observe.sections.advice import advise, alarms
+from muster.observe.sections.batches import freshness, numerics, readiness
+from muster.observe.sections.ledgers import accounting, bias, device_hours
+from muster.observe.sections.section import Section, Table
+from muster.observe.sections.world import environments, evaluation, publication
 
 
 def headline(report: Report) -> str:

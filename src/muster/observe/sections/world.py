@@ -7,10 +7,10 @@ from typing import Any
 
 from muster.journal import TrajectoryRow
 from muster.observe import words
-from muster.observe.evidence import brief
 from muster.observe.outcomes import FLAGGED, GRADED, Outcomes
 from muster.observe.report import Report
-from muster.observe.section import Section, Table
+from muster.observe.sections.evidence import brief
+from muster.observe.sections.section import Section, Table
 from muster.types import Evaluation, PublicationRecord, Verdict
 
 LAST_DOUBTS = 10

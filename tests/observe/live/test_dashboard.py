@@ -8,9 +8,9 @@ from rich.console import Console
 from muster import clock
 from muster.engine.port import EngineStatistics
 from muster.journal import TrajectoryRow
-from muster.observe.dashboard import Dashboard, PlainLog, capture
-from muster.observe.frame import sparkline
-from muster.observe.live import SLOW_S, History
+from muster.observe.live.dashboard import Dashboard, PlainLog, capture
+from muster.observe.live.frame import sparkline
+from muster.observe.live.history import SLOW_S, History
 from muster.orchestrator.status import PoolStatus, RunStatus
 from muster.types import DeviceState, Verdict, Version
 from observe.synthetic import SyntheticRun

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from muster.observe import figures
 from muster.observe.palette import STAGE_COLOURS, STATE_COLOURS, STATE_NAMES, name
+from muster.observe.render import figures
 from muster.observe.report import Report
 
 DPI = 120

@@ -5,7 +5,7 @@ from __future__ import annotations
 from muster.observe import words
 from muster.observe.palette import STATE_COLOURS, STATE_NAMES
 from muster.observe.report import Report
-from muster.observe.section import LAST_BATCHES, Section, Table
+from muster.observe.sections.section import LAST_BATCHES, Section, Table
 from muster.types import DeviceState
 
 MOST_ENGINES = 4

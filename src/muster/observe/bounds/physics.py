@@ -1,4 +1,4 @@
-"""Lower bounds from the physics of an engine whose step time is linear in its work (`engine.emulated.timing`).
+"""Lower bounds from the physics of an engine whose step time is linear in its work (`engine.timing`).
 
     turns, server ─► EngineWork ─┬─► alone_s_N      each trajectory alone on an empty server
                                  ├─► busy_s         all of it, on all replicas together
@@ -39,8 +39,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from muster.engine.emulated.config import EmulatedEngineConfig
-from muster.sim.turns import Turns
+from muster.engine.config import EmulatedEngineConfig
+from muster.observe.bounds.turns import Turns
 
 Array = npt.NDArray[np.float64]
 

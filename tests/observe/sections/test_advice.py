@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from muster.journal import BatchRow, StepRow
-from muster.observe.advice import advise, alarms
 from muster.observe.report import build_report
+from muster.observe.sections.advice import advise, alarms
 from muster.types import Stage
 from observe.synthetic import SyntheticRun, publication
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.journal import BatchRow, SpanRow, TrajectoryRow
-from muster.sim.bounds import Capacity, Cohort, lower_bounds
-from muster.sim.fit import bounds_by_batch, cohort_of, fit_capacity
+from muster.observe.bounds.fit import bounds_by_batch, cohort_of, fit_capacity
+from muster.observe.bounds.lower import Capacity, Cohort, lower_bounds
 from muster.types import Stage
 from observe.synthetic import write_run
 

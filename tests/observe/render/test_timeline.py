@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from muster.journal import Journal
-from muster.observe.figures import causes, coarse, devices
 from muster.observe.intervals import Piece
+from muster.observe.render.figures import causes, coarse, devices
+from muster.observe.render.timeline import write_figures
 from muster.observe.report import build_report
-from muster.observe.timeline import write_figures
 from muster.types import DeviceState
 from observe.synthetic import SyntheticRun
 

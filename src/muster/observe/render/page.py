@@ -16,9 +16,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from muster.observe import words
-from muster.observe.charts import charts
+from muster.observe.render.charts import charts
 from muster.observe.report import Report
-from muster.observe.sections import closing, headline, sections
+from muster.observe.sections.questions import closing, headline, sections
 
 LONGEST = 4000  # characters of one reply or observation; the middle is left out
 FACTS = ("model", "seed", "muster_version", "model_digest", "tasks_digest")
@@ -27,7 +27,7 @@ FACTS = ("model", "seed", "muster_version", "model_digest", "tasks_digest")
 def render_page(report: Report) -> str:
     """The whole page as text."""
     environment = Environment(
-        loader=PackageLoader("muster.observe", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("muster.observe.render", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {"cut": cut, "seconds": words.seconds, "evidence": _evidence}
     return environment.get_template("page.html.j2").render(

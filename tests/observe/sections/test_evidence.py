@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from muster.observe.evidence import brief, lines
+from muster.observe.sections.evidence import brief, lines
 
 BLAMED = {
     "final": [

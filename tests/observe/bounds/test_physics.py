@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster import clock
-from muster.engine.emulated.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig
 from muster.engine.emulated.replica import EmulatedReplica
-from muster.engine.emulated.timing import EngineTiming
-from muster.sim.bounds import Bounds, Capacity, Cohort, lower_bounds
-from muster.sim.engine_bounds import EngineWork
-from muster.sim.turns import Turns
+from muster.engine.timing import EngineTiming
+from muster.observe.bounds.lower import Bounds, Capacity, Cohort, lower_bounds
+from muster.observe.bounds.physics import EngineWork
+from muster.observe.bounds.turns import Turns
 from muster.types import Ints, Sampling, Session, Version
 
 TIMING = EngineTiming(step_s=0.02, row_s=0.002, context_s=1e-4, prefill_s=0.002, pair_s=1e-6)

@@ -8,7 +8,7 @@ from muster.observe import words
 from muster.observe.freshness import weighted_mean
 from muster.observe.palette import BOUND_NAMES, STAGE_COLOURS, name
 from muster.observe.report import Report
-from muster.observe.section import LAST_BATCHES, Section, Table
+from muster.observe.sections.section import LAST_BATCHES, Section, Table
 from muster.types import Stage
 
 

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from muster.journal import BatchRow, GroupRow, Journal, SpanRow, TrajectoryRow
-from muster.sim.bounds import Bounds, Capacity, Cohort, lower_bounds
-from muster.sim.fit_engine import by_owner
+from muster.observe.bounds.lower import Bounds, Capacity, Cohort, lower_bounds
 from muster.types import Stage, Turn
 
 Spans = Mapping[str, Sequence[SpanRow]]
@@ -43,6 +42,14 @@ def bounds_by_batch(journal: Journal) -> dict[int, Bounds]:
             members = [trajectories[m] for m in batch.members if m in trajectories]
             bounds[batch.step] = lower_bounds(cohort_of(members, spans), capacity)
     return bounds
+
+
+def by_owner(rows: Iterable[SpanRow]) -> Mapping[str, Sequence[SpanRow]]:
+    """Each owner's spans, in their order."""
+    owners: dict[str, list[SpanRow]] = {}
+    for row in rows:
+        owners.setdefault(row.owner, []).append(row)
+    return owners
 
 
 def cohort_of(members: Sequence[TrajectoryRow], spans: Spans) -> Cohort:

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from muster.observe import words
 from muster.observe.report import Report
-from muster.observe.section import Section, Table
-from muster.observe.sections import closing, headline, sections
+from muster.observe.sections.questions import closing, headline, sections
+from muster.observe.sections.section import Section, Table
 from muster.types import DeviceState
 
 BAR_WIDTH = 24

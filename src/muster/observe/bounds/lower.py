@@ -44,9 +44,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from muster.engine.emulated.config import EmulatedEngineConfig
-from muster.sim.engine_bounds import EngineWork
-from muster.sim.turns import Turns
+from muster.engine.config import EmulatedEngineConfig
+from muster.observe.bounds.physics import EngineWork
+from muster.observe.bounds.turns import Turns
 
 Array = npt.NDArray[np.float64]
 

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from muster.observe import words
 from muster.observe.critical_path import BatchTime
-from muster.observe.layout import beside, box, columns
-from muster.observe.live import WINDOW_S, History
+from muster.observe.live.history import WINDOW_S, History
+from muster.observe.live.layout import beside, box, columns
 from muster.observe.palette import STAGE_COLOURS, STAGE_LETTERS, STATE_COLOURS, STATE_NAMES, name
 from muster.orchestrator.status import RunStatus
 from muster.types import DeviceState, Evaluation, Stage, Verdict

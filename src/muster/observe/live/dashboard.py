@@ -17,8 +17,8 @@ from rich.live import Live
 from muster import clock
 from muster.journal import Journal, StepRow
 from muster.observe import words
-from muster.observe.frame import frame
-from muster.observe.live import History
+from muster.observe.live.frame import frame
+from muster.observe.live.history import History
 from muster.observe.palette import name
 from muster.orchestrator.status import RunStatus
 

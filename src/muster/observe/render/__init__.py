@@ -1,0 +1,1 @@
+"""The report as text, HTML page and figures."""

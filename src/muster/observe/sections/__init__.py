@@ -1,0 +1,1 @@
+"""The report in words: six questions, each answered in one sentence, then its figures."""
