@@ -138,8 +138,8 @@ class _Held(Mapping[str, Tensor]):
         self._names = list(weights.parameter_shapes(config))
         if not config.tied_embeddings:
             self._top["lm_head.weight"] = head.rows()
-        elif head.packed and not torch.equal(head.rows(), embedding_VD):
-            self._top["lm_head.weight"] = head.rows()
+        elif (rows := head.rows()) is not embedding_VD and not torch.equal(rows, embedding_VD):
+            self._top["lm_head.weight"] = rows
             self._names.append("lm_head.weight")
 
     def __iter__(self) -> Iterator[str]:
