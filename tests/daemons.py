@@ -10,7 +10,7 @@ import functools
 
 import pytest
 
-from muster.bench import daemons
+from muster.lab.bench.sandbox import daemons
 
 BASE = daemons.BASE
 KINDS = daemons.KINDS

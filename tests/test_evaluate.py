@@ -12,9 +12,9 @@ from muster import clock
 from muster.config import EvaluateConfig
 from muster.evaluate import Evaluator, wilson
 from muster.journal import Journal, LaunchRow
+from muster.lab.fakes.engine import FakeReplica
 from muster.orchestrator.dispatch import Dispatcher
 from muster.rollout.spans import SpanRecorder
-from muster.sim.fake_engine import FakeReplica
 from muster.types import Evaluation, Launch, Outcome, Trajectory
 
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from muster import clock, replaying
 from muster.config import RunConfig
 from muster.journal import Journal
+from muster.lab.fakes.engine import FakeRates, FakeReplica
 from muster.observe.render.text import render_text
 from muster.observe.report import build_report
 from muster.orchestrator.dispatch import Dispatcher
@@ -31,7 +32,6 @@ from muster.sandbox.deadlines import BoundedBackend, DeadlineConfig
 from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import MAIN, Counters, Mount, Result, Sandbox, SandboxBackend, Snapshot
-from muster.sim.fake_engine import FakeRates, FakeReplica
 from muster.tasks.suite import SuiteConfig, load_suites
 from muster.types import Cause, Graded, ImageSpec, Ints, Launch, Limits, Session, Trajectory, Verdict, Version
 from muster.verifier.function import FunctionVerifier

@@ -20,8 +20,6 @@ from hypothesis import strategies as st
 
 from muster import clock
 from muster.engine.config import EmulatedEngineConfig
-from muster.engine.emulated.replica import INITIAL, EmulatedReplica
-from muster.engine.emulated.replies import logprobs_of
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.fleet.health import ReplicaState
 from muster.engine.fleet.router import RouterConfig
@@ -29,6 +27,8 @@ from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, S
 from muster.engine.timing import EngineTiming
 from muster.errors import EngineError, PublicationError
 from muster.journal import Journal
+from muster.lab.emulated.replica import INITIAL, EmulatedReplica
+from muster.lab.emulated.replies import logprobs_of
 from muster.orchestrator.delivery import Delivery
 from muster.publish.publisher import Publisher, PublisherConfig
 from muster.types import Completion, Floats, Ints, Publication, Sampling, Session, Version

@@ -18,11 +18,11 @@ from contract.engine_steps import CONFIG, Body, Check
 from engine.sglang.sglang_double import connected
 from muster import clock
 from muster.engine.embedded.launch import launch
-from muster.engine.emulated.engine import EmulatedEngine
-from muster.engine.emulated.replica import INITIAL, EmulatedReplica
-from muster.engine.emulated.serve import serving
 from muster.engine.http.replica import HttpReplica
 from muster.engine.vllm.launch import launch as launch_vllm
+from muster.lab.emulated.engine import EmulatedEngine
+from muster.lab.emulated.replica import INITIAL, EmulatedReplica
+from muster.lab.emulated.serve import serving
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,14 @@ import numpy as np
 import tiny_llama as tiny
 from engine.sglang.sglang_double import Double
 from muster.engine.config import EmulatedEngineConfig
-from muster.engine.emulated import replies
-from muster.engine.emulated.replica import INITIAL
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.fleet.router import RouterConfig
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Replica, Staged
 from muster.engine.timing import EngineTiming
+from muster.lab.emulated import replies
+from muster.lab.emulated.replica import INITIAL
+from muster.lab.fakes.engine import FakeReplica, logprobs_of
 from muster.model.config import LlamaConfig
-from muster.sim.fake_engine import FakeReplica, logprobs_of
 from muster.types import Floats, Ints, Publication, Session, Version
 
 T = 0.7

@@ -18,10 +18,10 @@ from contract.engine_rigs import EMULATED, VOCABULARY, FakeRig, Rig, T
 from contract.engine_steps import CONFIG, Check, agrees, prompt, running, sampling, session, whole
 from muster import clock
 from muster.engine.embedded.launch import launch
-from muster.engine.emulated.replica import EmulatedReplica
 from muster.engine.pieces import Pieces, Streaming, pieces_of
 from muster.engine.port import InFlight, Replica
 from muster.errors import EngineError
+from muster.lab.emulated.replica import EmulatedReplica
 from muster.types import DeviceState, Session
 
 

@@ -11,11 +11,11 @@ import pytest
 import daemons
 from muster import clock
 from muster.errors import SandboxError
+from muster.lab.fakes.sandbox import FakeBackend, FakeDisk
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.docker.backend import DockerBackend
 from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.sandbox.port import Mount, Sandbox, SandboxBackend, Snapshot
-from muster.sim.fake_sandbox import FakeBackend, FakeDisk
 from muster.types import ImageSpec, Limits
 
 Body = Callable[[SandboxBackend], Awaitable[None]]

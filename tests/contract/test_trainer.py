@@ -13,7 +13,7 @@ import pytest
 
 from muster import clock
 from muster.errors import MusterError, TrainerError
-from muster.sim.fake_trainer import FakeTrainer, FakeTrainerConfig
+from muster.lab.fakes.trainer import FakeTrainer, FakeTrainerConfig
 from muster.trainer.config import TrainerConfig
 from muster.trainer.port import Trainer
 from muster.trainer.process import ProcessTrainer

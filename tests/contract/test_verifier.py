@@ -10,12 +10,12 @@ import pytest
 
 from factories import make_task
 from muster import clock
+from muster.lab.fakes.sandbox import FakeBackend
+from muster.lab.fakes.verifier import FakeVerifier
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import SandboxBackend, Snapshot
-from muster.sim.fake_sandbox import FakeBackend
-from muster.sim.fake_verifier import FakeVerifier
 from muster.types import Cause, Graded, ImageSpec, Limits, Task, Verdict, VerifierSpec
 from muster.verifier.port import Verifier
 from muster.verifier.reward import Problem

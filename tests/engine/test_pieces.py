@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from muster import clock
 from muster.engine.config import EmulatedEngineConfig
-from muster.engine.emulated.engine import EmulatedEngine
-from muster.engine.emulated.replica import INITIAL, EmulatedReplica
-from muster.engine.emulated.serve import serving
 from muster.engine.http import wire
 from muster.engine.http.replica import HttpReplica
 from muster.engine.pieces import Piece, Pieces, after, continued, ending, pieces_of, remaining
 from muster.engine.port import InFlight
 from muster.engine.timing import EngineTiming
 from muster.errors import EngineError
+from muster.lab.emulated.engine import EmulatedEngine
+from muster.lab.emulated.replica import INITIAL, EmulatedReplica
+from muster.lab.emulated.serve import serving
 from muster.types import Completion, Sampling, Session
 
 SLOW = EmulatedEngineConfig(

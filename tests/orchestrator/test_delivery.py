@@ -12,10 +12,10 @@ from muster import clock
 from muster.engine.port import Scores
 from muster.errors import EngineError, PublicationError
 from muster.journal import EventRow, Journal
+from muster.lab.fakes.engine import FakeReplica
+from muster.lab.fakes.trainer import FakeTrainer
 from muster.orchestrator.delivery import Delivery
 from muster.publish.publisher import Publisher, PublisherConfig
-from muster.sim.fake_engine import FakeReplica
-from muster.sim.fake_trainer import FakeTrainer
 from muster.types import Ints, Publication, Sampling, Session
 from orchestrator.world import World
 

@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 from factories import make_task
 from muster import clock
 from muster.journal import DropRow, EventRow, GroupRow, Journal, KeepRow, TrajectoryRow
+from muster.lab.fakes.engine import FakeReplica
+from muster.lab.fakes.sandbox import FakeBackend, FakeDisk, FakeSandbox
+from muster.lab.fakes.verifier import FakeVerifier
 from muster.orchestrator.dispatch import Dispatcher
 from muster.orchestrator.keeps import Keeps
 from muster.orchestrator.resume import standing
@@ -26,9 +29,6 @@ from muster.rollout.renderer import Renderer
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Snapshot
-from muster.sim.fake_engine import FakeReplica
-from muster.sim.fake_sandbox import FakeBackend, FakeDisk, FakeSandbox
-from muster.sim.fake_verifier import FakeVerifier
 from muster.types import Cause, Ints, Kept, Launch, Session, Task, TaskStep, Trajectory, Verdict, Version
 from rollout.playing import ROOMY
 from rollout.tokens import STOP, CharTokenizer

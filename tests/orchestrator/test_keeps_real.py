@@ -16,6 +16,8 @@ import pytest
 from factories import make_task
 from muster import clock
 from muster.journal import GroupRow, Journal, KeepRow
+from muster.lab.fakes.engine import FakeRates, FakeReplica
+from muster.lab.fakes.verifier import FakeVerifier
 from muster.orchestrator.dispatch import Dispatcher
 from muster.orchestrator.keeps import Keeps
 from muster.rollout.agent import Agent
@@ -26,8 +28,6 @@ from muster.sandbox.kept import KEPT
 from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Snapshot
-from muster.sim.fake_engine import FakeRates, FakeReplica
-from muster.sim.fake_verifier import FakeVerifier
 from muster.types import Ints, Launch, Session, Task, Trajectory, Version
 from rollout.playing import ROOMY
 from rollout.tokens import STOP, CharTokenizer

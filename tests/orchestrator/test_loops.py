@@ -22,10 +22,10 @@ from muster.journal import (
     StepRow,
     TrajectoryRow,
 )
+from muster.lab.fakes.sandbox import FakeFaults
+from muster.lab.fakes.trainer import FakeTrainerConfig
+from muster.lab.fakes.verifier import FakeVerifierFaults
 from muster.orchestrator.loops import AdmissionStopped
-from muster.sim.fake_sandbox import FakeFaults
-from muster.sim.fake_trainer import FakeTrainerConfig
-from muster.sim.fake_verifier import FakeVerifierFaults
 from muster.trainer.correction import DivergenceLimit
 from orchestrator.world import World
 

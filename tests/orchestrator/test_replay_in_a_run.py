@@ -11,11 +11,11 @@ import pytest
 
 from muster import clock
 from muster.journal import BatchRow, GroupRow, Journal, StepRow, TrajectoryRow
+from muster.lab.fakes.trainer import FakeTrainerConfig
 from muster.observe.outcomes import accounting
 from muster.orchestrator.dispatch import derived_seed
 from muster.orchestrator.drift import rebuilt
 from muster.orchestrator.resume import standing
-from muster.sim.fake_trainer import FakeTrainerConfig
 from muster.trainer.correction import DivergenceLimit
 from muster.types import Batch, Ints, Session, Version
 from orchestrator.world import World

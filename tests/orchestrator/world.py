@@ -15,6 +15,10 @@ from muster import clock
 from muster.config import EvaluateConfig
 from muster.evaluate import Evaluator
 from muster.journal import Journal, LaunchRow
+from muster.lab.fakes.engine import FakeRates, FakeReplica
+from muster.lab.fakes.sandbox import FakeBackend, FakeFaults
+from muster.lab.fakes.trainer import FakeTrainer, FakeTrainerConfig
+from muster.lab.fakes.verifier import FakeVerifier, FakeVerifierFaults
 from muster.metrics import Metrics
 from muster.orchestrator.config import SchedulerConfig
 from muster.orchestrator.dispatch import Dispatcher, derived_seed
@@ -31,10 +35,6 @@ from muster.rollout.renderer import Renderer
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Snapshot
-from muster.sim.fake_engine import FakeRates, FakeReplica
-from muster.sim.fake_sandbox import FakeBackend, FakeFaults
-from muster.sim.fake_trainer import FakeTrainer, FakeTrainerConfig
-from muster.sim.fake_verifier import FakeVerifier, FakeVerifierFaults
 from muster.tasks.curriculum import Curriculum, CurriculumConfig
 from muster.trainer.correction import DivergenceLimit
 from muster.types import Ints, Session, Task, Version

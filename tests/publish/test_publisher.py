@@ -11,12 +11,12 @@ import pytest
 
 from muster import clock
 from muster.engine.config import EmulatedEngineConfig
-from muster.engine.emulated import replies
-from muster.engine.emulated.replica import EmulatedReplica
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Scores, Staged
 from muster.errors import ConfigError, PublicationError
+from muster.lab.emulated import replies
+from muster.lab.emulated.replica import EmulatedReplica
+from muster.lab.fakes.engine import Call, FakeRates, FakeReplica, logprobs_of
 from muster.publish.publisher import Canary, Publisher, PublisherConfig
-from muster.sim.fake_engine import Call, FakeRates, FakeReplica, logprobs_of
 from muster.types import Ints, Publication, PublicationRecord, Sampling, Session, Version
 
 TOKENS = np.arange(10, dtype=np.int32)

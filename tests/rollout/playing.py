@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from muster import clock
+from muster.lab.fakes.engine import FakeRates, FakeReplica
+from muster.lab.fakes.sandbox import FakeBackend, FakeFaults
+from muster.lab.fakes.verifier import FakeVerifier
 from muster.rollout.agent import Agent, AgentConfig
 from muster.rollout.attempt import Rollout
 from muster.rollout.conversation import conversation
@@ -15,9 +18,6 @@ from muster.rollout.spans import SpanRecorder
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Snapshot
-from muster.sim.fake_engine import FakeRates, FakeReplica
-from muster.sim.fake_sandbox import FakeBackend, FakeFaults
-from muster.sim.fake_verifier import FakeVerifier
 from muster.types import Ints, Launch, Outcome, Session, Task, Trajectory, Version
 from muster.verifier.reward import Problem
 from rollout.tokens import STOP, CharTokenizer

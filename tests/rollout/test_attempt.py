@@ -8,9 +8,9 @@ import json
 import pytest
 
 from factories import make_task
+from muster.lab.fakes.engine import FakeRates
+from muster.lab.fakes.sandbox import FakeFaults
 from muster.rollout.agent import AgentConfig
-from muster.sim.fake_engine import FakeRates
-from muster.sim.fake_sandbox import FakeFaults
 from muster.types import Cause, Graded, Trajectory, Verdict
 from rollout.playing import ROOMY, play
 from rollout.tokens import STOP

@@ -8,13 +8,13 @@ import numpy as np
 
 from factories import make_task
 from muster import clock
+from muster.lab.fakes.sandbox import FakeBackend, FakeFaults
+from muster.lab.fakes.verifier import FakeVerifier
 from muster.rollout.agent import AgentConfig
 from muster.rollout.replay import Replay, Replayer, Reproduction
 from muster.rollout.sameness import Sameness
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.pool.pool import Pool
-from muster.sim.fake_sandbox import FakeBackend, FakeFaults
-from muster.sim.fake_verifier import FakeVerifier
 from muster.types import Cause, Graded, ImageSpec, Outcome, Task, TaskStep, Trajectory, Turn, Ungraded, Verdict
 from muster.verifier.reward import Problem
 

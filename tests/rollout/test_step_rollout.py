@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from factories import make_task
+from muster.lab.fakes.sandbox import FakeBackend
 from muster.rollout.agent import AgentConfig
 from muster.sandbox.port import Snapshot
-from muster.sim.fake_sandbox import FakeBackend
 from muster.types import Cause, Graded, HealthCheck, Task, TaskStep, Trajectory, Ungraded, Verdict, VerifierSpec
 from muster.verifier.reward import Problem
 from rollout.playing import ROOMY, play

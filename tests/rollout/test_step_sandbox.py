@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from muster import clock
+from muster.lab.fakes.engine import FakeReplica
 from muster.rollout.agent import Agent
 from muster.rollout.attempt import Rollout
 from muster.rollout.conversation import conversation
@@ -19,7 +20,6 @@ from muster.sandbox.config import SandboxConfig
 from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Sandbox
-from muster.sim.fake_engine import FakeReplica
 from muster.tasks.harbor import load_task
 from muster.types import (
     Cause,

@@ -9,9 +9,9 @@ import pytest
 
 from muster import clock
 from muster.errors import ImageError, SandboxLost, SandboxStartError
+from muster.lab.fakes.sandbox import FakeBackend, FakeTiming
 from muster.sandbox.deadlines import BoundedBackend, DeadlineConfig, bounded
 from muster.sandbox.port import Sandbox
-from muster.sim.fake_sandbox import FakeBackend, FakeTiming
 from muster.types import ImageSpec, Limits
 
 NEVER_S = 1e9

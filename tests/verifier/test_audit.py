@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from factories import failure, infra, make_task, success
 from muster import clock
 from muster.errors import TaskError, UserError
+from muster.lab.fakes.sandbox import FakeBackend
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Snapshot
-from muster.sim.fake_sandbox import FakeBackend
 from muster.tasks.audit_record import Flaw, Probe, TaskAudit, Trial
 from muster.types import Cause, Graded, Outcome, Task, TaskStep, Trajectory, Verdict, VerifierSpec
 from muster.verifier.audit import verdict_files

@@ -7,10 +7,10 @@ import pytest
 from factories import make_task
 from muster import clock
 from muster.errors import ConfigError
+from muster.lab.fakes.sandbox import FakeBackend
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Sandbox
-from muster.sim.fake_sandbox import FakeBackend
 from muster.types import Cause, Graded, ImageSpec, Limits, Outcome, Trajectory, Verdict
 from muster.verifier.function import FunctionVerifier, Score, load_score, source_digest
 from muster.verifier.script import VerifierConfig

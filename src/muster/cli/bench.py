@@ -21,7 +21,7 @@ def bench_engine(
     check: CheckOption = False,
 ) -> None:
     """Tokens per second beside Hugging Face generate, and log-probabilities beside its forward pass."""
-    from muster.bench.engine import run_engine_bench
+    from muster.lab.bench.engine import run_engine_bench
 
     result = run_engine_bench(model=model, streams=streams or (1, 16, 32, 64), repeats=repeats)
     out.print(result.table())
@@ -38,7 +38,7 @@ def bench_sandbox(
     check: CheckOption = False,
 ) -> None:
     """Starts, commands, snapshots and leaks of the backends, beside plain Docker and Podman."""
-    from muster.bench.sandbox import BACKENDS, run_sandbox_bench
+    from muster.lab.bench.sandbox.sandbox import BACKENDS, run_sandbox_bench
 
     result = run_sandbox_bench(
         repeats=repeats, forks=forks, backends=backend or BACKENDS, docker_host=docker_host, say=out.print
@@ -55,7 +55,7 @@ def bench_control(
     check: CheckOption = False,
 ) -> None:
     """CPU time of the control plane a turn, by part, with 100 to 10,000 live trajectories on one core."""
-    from muster.bench.control import LIVE, run_control_bench
+    from muster.lab.bench.control.control import LIVE, run_control_bench
 
     result = run_control_bench(out.print, live=live or LIVE, seed=seed)
     out.print(result.table(), soft_wrap=True)
@@ -69,7 +69,7 @@ def bench_lag(
     check: CheckOption = False,
 ) -> None:
     """How old trained tokens are: what a closed form predicts, beside the simulated scheduler and loops."""
-    from muster.bench.lag import run_lag_bench
+    from muster.lab.bench.lag import run_lag_bench
 
     result = run_lag_bench(out.print, seed=seed)
     out.print(result.table(), soft_wrap=True)
@@ -84,7 +84,7 @@ def bench_selection(
     check: CheckOption = False,
 ) -> None:
     """Which lengths four batch policies train, and whether the bias ledger says so."""
-    from muster.bench.selection import run_selection_bench
+    from muster.lab.bench.selection import run_selection_bench
 
     result = run_selection_bench(out.print, repetitions=repetitions, seed=seed)
     out.print(result.table(), soft_wrap=True)
@@ -106,8 +106,8 @@ def bench_routing(
     check: CheckOption = False,
 ) -> None:
     """Where turns go: hit rate and time to a batch of four routing policies, on the same work."""
-    from muster.bench.routing import run_routing_bench
-    from muster.bench.routing_real import engine_of, run_real_routing_bench
+    from muster.lab.bench.routing.real import engine_of, run_real_routing_bench
+    from muster.lab.bench.routing.virtual import run_routing_bench
 
     if real:
         servers = engine_of(engine, python=python)
@@ -132,7 +132,7 @@ def bench_publish(
     check: CheckOption = False,
 ) -> None:
     """New weights by three transports, whole, delta and adapter: latency, pause, bytes, and what decoding loses."""
-    from muster.bench.publish import ARMS, engine_of, run_publish_bench
+    from muster.lab.bench.publish.publish import ARMS, engine_of, run_publish_bench
 
     server = engine_of(engine, python=python)
     result = run_publish_bench(out.print, model=model, engine=server, repeats=repeats, only=arm or ARMS)
@@ -150,15 +150,15 @@ def bench_ttb(
     real: Annotated[bool, typer.Option("--real", help="Real sandboxes, in wall time, beside its prediction.")] = False,
     grid: Annotated[bool, typer.Option("--grid", help="One thing changed at a time: where the gain holds.")] = False,
     repetitions: Annotated[int | None, typer.Option(min=1, help="Batches of each arm; medians count.")] = None,
-    declaration: Annotated[Path | None, typer.Option(help="Your own copy of bench/ttb.toml.")] = None,
+    declaration: Annotated[Path | None, typer.Option(help="Your own copy of ttb.toml.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the arms of --virtual into this file.")] = None,
     json_file: JsonOption = None,
     check: CheckOption = False,
 ) -> None:
     """Time to one batch of 256 trajectories: what is common, and each part of Muster switched on."""
-    from muster.bench import ttb_command
+    from muster.lab.bench.ttb import command
 
-    result = ttb_command.run(
+    result = command.run(
         console=out, virtual=virtual, real=real, grid=grid, repetitions=repetitions, declaration=declaration, plot=plot
     )
     conclude(result, json_file, check=check)

@@ -52,7 +52,7 @@ def sim(
     check: CheckOption = False,
 ) -> None:
     """Live seeded worlds full of faults with the real orchestrator; no law of a run may break in any."""
-    from muster.bench import simulate
+    from muster.lab.world import simulate
 
     chosen = simulate.options(seeds=seeds, first=first, jobs=jobs, faults=faults or (), broken=broken)
     result = simulate.run_simulation(chosen, lambda line: out.print(line, markup=False, soft_wrap=True))
@@ -81,8 +81,8 @@ def plan(
     check: CheckOption = False,
 ) -> None:
     """Simulate a run's own work under one change at a time; recommend the one that pays most, or none."""
-    from muster.bench.plan import PlanOptions
-    from muster.bench.plan import plan as make_plan
+    from muster.lab.plan.plan import PlanOptions
+    from muster.lab.plan.plan import plan as make_plan
 
     options = PlanOptions(
         run=run_dir,

@@ -22,8 +22,8 @@ def engine_emulate(
     name: Annotated[str, typer.Option(help="The replica's and the model's name.")] = "emulated",
 ) -> None:
     """Serve a timing model of an inference server over HTTP, in wall time, until interrupted."""
-    from muster.engine.emulated.presets import preset as read_preset
-    from muster.engine.emulated.serve import emulate
+    from muster.lab.emulated.presets import preset as read_preset
+    from muster.lab.emulated.serve import emulate
 
     emulate(read_preset(preset), name=name, host=host, port=port, say=lambda url: out.print(f"{name} at {url}"))
 
@@ -41,7 +41,7 @@ def engine_calibrate(
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each shape; the median counts.")] = 3,
 ) -> None:
     """Time a few requests of chosen shapes on a live server and fit the timing model to them."""
-    from muster.engine.emulated.serve import calibrate_url
+    from muster.lab.emulated.serve import calibrate_url
 
     fitted = calibrate_url(url, longest=longest, step_tokens=step_tokens, repeats=repeats, say=out.print)
     if output:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from muster.bench.result import BenchResult
+from muster.lab.result import BenchResult
 
 app = typer.Typer(
     no_args_is_help=True,

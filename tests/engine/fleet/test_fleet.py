@@ -11,13 +11,13 @@ import pytest
 
 from muster import clock
 from muster.engine.config import EmulatedEngineConfig
-from muster.engine.emulated.replica import EmulatedReplica
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.fleet.health import ReplicaState
 from muster.engine.fleet.router import RouterConfig
 from muster.engine.port import CachePolicy, InFlight
 from muster.engine.timing import EngineTiming
 from muster.errors import EngineError
+from muster.lab.emulated.replica import EmulatedReplica
 from muster.types import Completion, Ints, Publication, Sampling, Session, Version
 
 CONFIG = EmulatedEngineConfig(

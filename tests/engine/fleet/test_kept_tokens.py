@@ -12,14 +12,14 @@ import pytest
 
 from muster import clock
 from muster.engine.config import EmulatedEngineConfig
-from muster.engine.emulated.replica import INITIAL, EmulatedReplica
-from muster.engine.emulated.replies import logprobs_of
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.fleet.router import RouterConfig
 from muster.engine.pieces import Piece, after
 from muster.engine.port import CachePolicy, InFlight
 from muster.engine.timing import EngineTiming
 from muster.errors import EngineError
+from muster.lab.emulated.replica import INITIAL, EmulatedReplica
+from muster.lab.emulated.replies import logprobs_of
 from muster.types import Completion, Ints, Publication, Sampling, Session, Version
 
 CONFIG = EmulatedEngineConfig(

@@ -10,14 +10,14 @@ import numpy as np
 
 from contract.engine_rigs import EMULATED
 from muster import clock
-from muster.engine.emulated.engine import EmulatedEngine
-from muster.engine.emulated.replica import INITIAL
-from muster.engine.emulated.serve import serving
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.fleet.health import ReplicaState
 from muster.engine.http.replica import HttpReplica
 from muster.engine.port import EngineStatistics, Staged
 from muster.errors import EngineError
+from muster.lab.emulated.engine import EmulatedEngine
+from muster.lab.emulated.replica import INITIAL
+from muster.lab.emulated.serve import serving
 from muster.types import Completion, Ints, Publication, Sampling, Session, Version
 
 PROMPT = np.arange(3, 103, dtype=np.int32)

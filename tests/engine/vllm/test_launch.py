@@ -14,11 +14,11 @@ from contract.engine_rigs import EMULATED
 from muster import clock
 from muster.engine import launching
 from muster.engine.config import EmbeddedEngineConfig, EngineConfig, SglangConfig, VllmConfig
-from muster.engine.emulated.engine import EmulatedEngine
-from muster.engine.emulated.replica import INITIAL
-from muster.engine.emulated.serve import serving
 from muster.engine.vllm import launch
 from muster.errors import ConfigError, EngineError
+from muster.lab.emulated.engine import EmulatedEngine
+from muster.lab.emulated.replica import INITIAL
+from muster.lab.emulated.serve import serving
 
 ENGINE: TypeAdapter[EngineConfig] = TypeAdapter(EngineConfig)
 

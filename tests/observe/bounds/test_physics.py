@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from muster import clock
 from muster.engine.config import EmulatedEngineConfig
-from muster.engine.emulated.replica import EmulatedReplica
 from muster.engine.timing import EngineTiming
+from muster.lab.emulated.replica import EmulatedReplica
 from muster.observe.bounds.lower import Bounds, Capacity, Cohort, lower_bounds
 from muster.observe.bounds.physics import EngineWork
 from muster.observe.bounds.turns import Turns

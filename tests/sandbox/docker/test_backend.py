@@ -12,8 +12,8 @@ import pytest
 
 import daemons
 from muster import clock
-from muster.bench import daemons as machines
 from muster.errors import SandboxLost, SandboxStartError
+from muster.lab.bench.sandbox import daemons as machines
 from muster.sandbox.docker.backend import DockerBackend
 from muster.sandbox.docker.instance import DockerSandbox
 from muster.types import Limits

@@ -11,10 +11,10 @@ import pytest
 
 from muster import clock
 from muster.errors import SandboxStartError
+from muster.lab.fakes.sandbox import FakeBackend, FakeFaults, FakeTiming
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.pool.pool import Lane, Pool, Wanted
 from muster.sandbox.port import Snapshot
-from muster.sim.fake_sandbox import FakeBackend, FakeFaults, FakeTiming
 from muster.types import ImageSpec, Limits
 
 Body = Callable[[Pool, FakeBackend, Snapshot], Awaitable[None]]

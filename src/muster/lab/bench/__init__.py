@@ -1,0 +1,1 @@
+"""Both sides of a claim, measured in one run, as ratios."""

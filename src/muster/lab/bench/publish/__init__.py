@@ -1,0 +1,1 @@
+"""Publication of weights, by every transport and form."""

@@ -1,0 +1,1 @@
+"""Where turns go: every routing policy on the same work."""

@@ -1,0 +1,1 @@
+"""Sandboxes beside plain Docker and Podman."""

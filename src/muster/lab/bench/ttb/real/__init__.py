@@ -1,0 +1,1 @@
+"""The same in real sandboxes, in wall time, beside its prediction."""

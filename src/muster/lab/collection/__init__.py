@@ -1,0 +1,1 @@
+"""Simulated collections of one batch: programs of declared length on emulated engines, the real orchestrator."""

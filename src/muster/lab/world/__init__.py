@@ -1,0 +1,1 @@
+"""Simulated worlds with faults, and the laws that runs obey in them: `muster sim`."""
