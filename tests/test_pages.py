@@ -28,7 +28,7 @@ def test_relative_links_lead_to_files(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_source_files_that_are_named_exist(page: str) -> None:
     named = [text for text in code(page) if re.fullmatch(r"[\w/]+/\w+\.py", text)]
-    places = (ROOT, ROOT / "src/muster")
+    places = (ROOT, ROOT / "src", ROOT / "src/muster")
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
 
 

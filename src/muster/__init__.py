@@ -30,9 +30,9 @@ from muster.types import (
 )
 
 if TYPE_CHECKING:
+    from muster.app.run import evaluate, train
     from muster.config import RunConfig
     from muster.config import load as load_config
-    from muster.run import evaluate, train
 
 __all__ = [
     "Batch",
@@ -58,8 +58,8 @@ __all__ = [
 _LAZY = {
     "RunConfig": ("muster.config", "RunConfig"),
     "load_config": ("muster.config", "load"),
-    "train": ("muster.run", "train"),
-    "evaluate": ("muster.run", "evaluate"),
+    "train": ("muster.app.run", "train"),
+    "evaluate": ("muster.app.run", "evaluate"),
 }
 
 

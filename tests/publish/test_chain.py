@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.publications import export, history, in_folder, same, stepped, weights
 from muster.errors import PublicationError
 from muster.publish.chain import ChainExporter
 from muster.publish.payload import Payload
@@ -19,7 +20,6 @@ from muster.publish.places import FolderPlace
 from muster.transport.adapter import Adapter
 from muster.transport.files import file_name, on_this_host
 from muster.transport.receive import Receiver
-from publications import export, history, in_folder, same, stepped, weights
 
 
 def names(folder: Path) -> list[str]:

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from app.publications import in_memory
 from muster.errors import PublicationError
 from muster.publish.chain import ChainExporter
 from muster.publish.transports import retire
 from muster.transport import files as transport_files
 from muster.transport.files import reap
-from publications import in_memory
 
 ARRAYS = {"b": np.arange(6, dtype=np.uint16).reshape(2, 3), "a": np.array([16256], dtype=np.uint16)}
 

@@ -10,13 +10,13 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
+from app.publications import export, history, same, weights
 from muster.errors import PublicationError
 from muster.publish.chain import ChainExporter
 from muster.publish.payload import whole
 from muster.publish.places import FolderPlace, MemoryPlace, RemotePlace, ServedPlace
 from muster.transport.receive import Receiver
 from muster.types import Version
-from publications import export, history, same, weights
 
 PAYLOAD = whole(weights(), Version(number=1, digest="d"))
 NAME = "muster-r-1-v1.safetensors"

@@ -10,12 +10,12 @@ import fsspec
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from app.publications import history, same, weights
 from muster.errors import ConfigError, PublicationError
 from muster.publish.config import CheckpointConfig, DirectConfig, MemoryConfig, TransportConfig
 from muster.publish.transports import exporter_for, retire
 from muster.transport.receive import Receiver
 from muster.transport.tensors import digest
-from publications import history, same, weights
 
 CONFIGS = [
     MemoryConfig(),
@@ -82,7 +82,7 @@ def test_the_run_clears_what_another_process_published_for_it(config, tmp_path):
     code = """
 import pickle, sys
 sys.path.insert(0, sys.argv[1])
-from publications import weights
+from app.publications import weights
 exporter = pickle.loads(sys.stdin.buffer.read())
 print(exporter.export(weights(), number=0, digest="d", dtype="bfloat16").location)
 """

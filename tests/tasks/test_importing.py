@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from muster.cli import app
+from muster.app.cli import app
 from muster.errors import TaskError
 from muster.tasks.harbor import load_task
 from muster.tasks.importing import Imported, import_tasks, render, to_json

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from app.publications import in_memory
 from muster.errors import ModelError, PublicationError
 from muster.model.weights import digest, load, parameter_shapes
 from muster.publish.config import CheckpointConfig
@@ -26,7 +27,6 @@ from muster.trainer.weights import Compute
 from muster.transport.adapter import Adapter, merge, merge_one
 from muster.transport.receive import Receiver
 from muster.types import Publication, Version
-from publications import in_memory
 from trainer.played import T, on_policy, sampled_logprobs, tokens_of, weights
 from trainer.tiny import TINY, random_batch, tiny_state, write_tiny
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.publications import in_memory
 from muster.errors import ModelError, TrainerError
 from muster.model.llama import Llama
 from muster.model.weights import digest
@@ -21,7 +22,6 @@ from muster.trainer.loss import DAPO, GRPO, PPO
 from muster.trainer.packing import sequences
 from muster.trainer.step import drift_sample
 from muster.types import Batch
-from publications import in_memory
 from trainer.played import T, on_policy, sampled_logprobs, tokens_of, weights
 from trainer.tiny import TINY, batch, random_batch, segment, tiny_state, trajectory, write_tiny
 

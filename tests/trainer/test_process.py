@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from app.publications import in_memory
 from muster import clock
 from muster.errors import ModelError, TrainerError
 from muster.trainer.config import TrainerConfig
 from muster.trainer.process import ProcessTrainer
-from publications import in_memory
 from trainer.tiny import random_batch
 
 CONFIG = TrainerConfig(dtype="float32", threads=1)

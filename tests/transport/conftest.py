@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from publications import in_folder, served
+from app.publications import in_folder, served
 
 
 @pytest.fixture(params=["checkpoint", "direct"])

@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 import fsspec
 import pytest
 
+from app.publications import cutting_server
 from muster import clock
 from muster.errors import PublicationError
 from muster.transport import fetch as fetching
 from muster.transport.fetch import fetch, sibling
 from muster.transport.pace import Pace
 from muster.transport.serve import FileServer
-from publications import cutting_server
 
 CONTENT = bytes(range(256)) * 5000
 

@@ -18,13 +18,13 @@ from fsspec import AbstractFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.publications import export, history, in_folder, in_memory, left, receiver, same, served, stepped, weights
 from muster import clock
 from muster.errors import PublicationError
 from muster.transport import fetch as fetching
 from muster.transport.files import file_name
 from muster.transport.receive import Receiver
 from muster.transport.tensors import digest
-from publications import export, history, in_folder, in_memory, left, receiver, same, served, stepped, weights
 
 
 @pytest.mark.parametrize("form", ["whole", "delta"])

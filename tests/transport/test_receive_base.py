@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from app.publications import export, in_folder, in_memory, left, receiver, same, stepped, weights
 from muster.errors import PublicationError
 from muster.transport.adapter import Adapter, merge, narrow
 from muster.transport.base import BaseWeights
 from muster.transport.tensors import digest, encode_header
 from muster.types import Version
-from publications import export, in_folder, in_memory, left, receiver, same, stepped, weights
 
 # --- adapters
 

@@ -10,13 +10,13 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
+from app.publications import export, history, left, receiver, same, weights
 from muster.errors import ConfigError, PublicationError
 from muster.publish.chain import ChainExporter
 from muster.publish.config import CheckpointConfig
 from muster.publish.places import RemotePlace
 from muster.publish.transports import exporter_for
 from muster.transport.storage import Stored, local_path, without_token
-from publications import export, history, left, receiver, same, weights
 
 URL = "rude://agent:hunter2@bucket/run"
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from app.publications import same, weights
 from muster.errors import PublicationError
 from muster.model import weights as model_weights
 from muster.transport.tensors import describe, digest, encode_header, map_arrays, read_header
 from muster.types import Version
-from publications import same, weights
 
 
 def written(path, arrays, version=Version(number=3, digest="d")):  # noqa: B008

@@ -1,6 +1,6 @@
 """What a run is made of, as its loops know it.
 
-Law: data and protocols alone. `run.py` chooses the parts, a simulation puts fakes in their place.
+Law: data and protocols alone. `app/run.py` chooses the parts, a simulation puts fakes in their place.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Curriculum(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the loops drive; chosen by `run.py`."""
+    """What the loops drive; chosen by `app/run.py`."""
 
     journal: Journal
     metrics: Metrics

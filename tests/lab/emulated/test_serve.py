@@ -108,7 +108,13 @@ def test_the_command_serves_until_it_is_terminated_and_can_be_calibrated(tmp_pat
 
     async def command(*words: str) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-c", "import muster.cli; muster.cli.main()", "engine", *words, stdout=PIPE, env=os.environ
+            sys.executable,
+            "-c",
+            "import muster.app.cli; muster.app.cli.main()",
+            "engine",
+            *words,
+            stdout=PIPE,
+            env=os.environ,
         )
 
     async def main() -> None:

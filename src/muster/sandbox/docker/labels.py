@@ -1,6 +1,6 @@
 """Labels on everything that we make at a daemon, and the removal of what dead controllers left.
 
-    container, volume, snapshot image: muster.controller = <boot>/<pid namespace>/<pid>/<start>, muster.run, …
+    container, volume, snapshot image: muster.controller = <boot>/<pid namespace>/<pid>/<start>, muster.app.run, …
     kept image:                        muster.kept = <directory>, where a file says until when it stays (`kept`)
     cached image:                      muster.image = <digest>; it belongs to nobody and stays
 
@@ -23,7 +23,7 @@ from muster.sandbox.docker.daemon import Client, Daemon, Missing
 from muster.sandbox.kept import is_kept
 
 CONTROLLER = "muster.controller"
-RUN = "muster.run"
+RUN = "muster.app.run"
 NAME = "muster.name"
 CREATED = "muster.created"
 IMAGE = "muster.image"

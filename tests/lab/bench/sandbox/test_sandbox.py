@@ -12,7 +12,7 @@ from typer.main import get_command
 
 import daemons as test_daemons
 from muster import clock
-from muster.cli import app
+from muster.app.cli import app
 from muster.errors import ConfigError
 from muster.lab.bench.sandbox import daemons, leaks
 from muster.lab.bench.sandbox.sandbox import rows, run_sandbox_bench, speed_targets

@@ -2,8 +2,8 @@
 
     World (scaled), programs ─► tasks, engine processes, sandboxes ─► Orchestrator … ─► journal ─► RealRun
 
-Law: the parts are those of a training run (`run.py`), but for the trainer, which takes no time, and for what the policy
-says, which is replayed. Nothing is left behind, whatever happens.
+Law: the parts are those of a training run (`app/run.py`), but for the trainer, which takes no time, and for what the
+policy says, which is replayed. Nothing is left behind, whatever happens.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from muster import clock
+from muster.app.environments import environment
 from muster.config import RunConfig, validate
-from muster.environments import environment
 from muster.errors import UserError
 from muster.journal import FILE_NAME, Journal
 from muster.observe.sections import evidence

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 import tiny_llama as tiny
+from app.publication_ground import ENGINE, Ground
 from muster import clock
 from muster.engine.embedded.launch import launch
 from muster.engine.fleet.health import ReplicaState
 from muster.engine.http.replica import HttpReplica
 from muster.engine.port import InFlight
 from muster.engine.servers.process import spawn
-from publication_ground import ENGINE, Ground
 
 pytestmark = pytest.mark.model
 

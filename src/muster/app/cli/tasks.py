@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from muster.cli.shared import JsonOption, out, tasks_app
+from muster.app.cli.shared import JsonOption, out, tasks_app
 
 
 @tasks_app.command(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from muster.cli.shared import ConfigOption, JsonOption, SetOption, app, out
+from muster.app.cli.shared import ConfigOption, JsonOption, SetOption, app, out
 from muster.errors import UserError
 
 
@@ -24,7 +24,7 @@ def train(
     plain: Annotated[bool, typer.Option("--plain", help="Log lines instead of the live view.")] = False,
 ) -> None:
     """Train a model as an agent on verified tasks; evaluate before, during and after."""
-    from muster import run
+    from muster.app import run
     from muster.config import load, to_toml
 
     if resume is not None:
@@ -47,7 +47,7 @@ def evaluate(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Directory for the record.")] = None,
 ) -> None:
     """Pass rate on held-out tasks, through the serving engine, with its interval and fingerprint."""
-    from muster import run
+    from muster.app import run
     from muster.config import load
 
     if run_dir is not None:
@@ -71,7 +71,7 @@ def report(
     ] = False,
 ) -> None:
     """The six questions about a run, answered from its journal; works while it runs and after a crash."""
-    from muster import reporting
+    from muster.app import reporting
 
     if accounting:
         clean = [reporting.account(run, out) for run in runs]
@@ -86,7 +86,7 @@ def replay(
     json_file: JsonOption = None,
 ) -> None:
     """Play a recorded trajectory again and compare every observation; exit 1 if it diverges."""
-    from muster import replaying
+    from muster.app import replaying
 
     if not replaying.replay(trajectory, run_dir, console=out, json_file=json_file):
         raise typer.Exit(1)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from muster.doctor import Check, Status, examine, judge, line, machine
-from muster.doctor.judge import TorchSeen
+from muster.app.doctor import Check, Status, examine, judge, line, machine
+from muster.app.doctor.judge import TorchSeen
 from muster.sandbox.cgroup import Cgroups
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.namespace.storage.state import Reaped

@@ -25,12 +25,13 @@ import numpy as np
 from rich.console import Console
 
 from muster import clock
+from muster.app.environments import environment
+from muster.app.reporting import leave_behind
 from muster.config import RunConfig, to_toml, validate
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.launching import is_ours, launch
 from muster.engine.port import Replica
 from muster.engine.servers.keeper import KeptReplica, keep
-from muster.environments import environment
 from muster.errors import MusterError, UserError
 from muster.evaluate import Evaluator
 from muster.journal import FILE_NAME, EventRow, Journal, SessionRow
@@ -49,7 +50,6 @@ from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus
 from muster.publish.publisher import Publisher
 from muster.publish.transports import exporter_for, reap, retire
-from muster.reporting import leave_behind
 from muster.rollout.agent import Agent
 from muster.rollout.attempt import Rollout
 from muster.rollout.renderer import Renderer

@@ -11,8 +11,8 @@ import sys
 
 from rich.console import Console
 
-from muster.cli import bench, checks, engine, runs, tasks
-from muster.cli.shared import app
+from muster.app.cli import bench, checks, engine, runs, tasks
+from muster.app.cli.shared import app
 from muster.errors import MusterError, UserError
 
 __all__ = ["app", "bench", "checks", "engine", "main", "runs", "tasks"]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from muster.cli.shared import CheckOption, JsonOption, bench_app, conclude, out
+from muster.app.cli.shared import CheckOption, JsonOption, bench_app, conclude, out
 
 PythonOption = Annotated[str, typer.Option(help="With --engine vllm: the interpreter that has it; default: this one.")]
 

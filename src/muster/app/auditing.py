@@ -22,8 +22,8 @@ from rich.table import Table
 from rich.text import Text
 
 from muster import clock
+from muster.app.environments import environment
 from muster.config import RunConfig
-from muster.environments import environment
 from muster.errors import MusterError, TaskError, UserError
 from muster.sandbox.config import SandboxConfig
 from muster.tasks.audit_record import AuditRecord, AuditTarget, Flaw, Probe, TaskAudit, read, write

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from muster.cli.shared import CheckOption, ConfigOption, JsonOption, SetOption, app, conclude, out
+from muster.app.cli.shared import CheckOption, ConfigOption, JsonOption, SetOption, app, conclude, out
 
 
 @app.command(
@@ -26,7 +26,7 @@ def audit(
     overrides: SetOption = None,
 ) -> None:
     """Prove each task's verifier: the solution passes, idling fails, exploits earn nothing; exit 1 if one is not."""
-    from muster import auditing
+    from muster.app import auditing
     from muster.config import load
 
     options = auditing.AuditOptions(
@@ -102,7 +102,7 @@ def plan(
 @app.command(epilog="Example:  muster doctor")
 def doctor() -> None:
     """Check this machine: namespaces, cgroups, bubblewrap, torch, disk; say what to install."""
-    from muster.doctor import examine
+    from muster.app.doctor import examine
 
     if not examine(out):
         raise typer.Exit(1)

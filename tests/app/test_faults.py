@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from muster import clock, replaying
+from muster import clock
+from muster.app import replaying
 from muster.config import RunConfig
 from muster.journal import Journal
 from muster.lab.fakes.engine import FakeRates, FakeReplica

@@ -11,8 +11,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from muster.doctor.judge import Check, Status
-from muster.doctor.machine import look
+from muster.app.doctor.judge import Check, Status
+from muster.app.doctor.machine import look
 from muster.sandbox.config import SandboxConfig
 
 __all__ = ["Check", "Status", "examine"]

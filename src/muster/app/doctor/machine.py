@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from muster import clock
-from muster.doctor import judge
-from muster.doctor.judge import Check, Status, TorchSeen
+from muster.app.doctor import judge
+from muster.app.doctor.judge import Check, Status, TorchSeen
 from muster.errors import BoundaryError
 from muster.publish import transports
 from muster.sandbox.cgroup import Cgroups

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from muster.cli.shared import engine_app, out
+from muster.app.cli.shared import engine_app, out
 
 
 @engine_app.command(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from muster.auditing import AuditOptions, audit
+from muster.app.auditing import AuditOptions, audit
 from muster.config import RunConfig
 from muster.errors import TaskError, UserError
 from muster.sandbox.config import MIB, SandboxConfig
@@ -20,7 +20,7 @@ from muster.verifier.audit.battery import battery, chosen
 from muster_suites.starter.generate import generate
 from tasks.task_directory import write_task
 
-UNSOUND = Path(__file__).parent.parent / "examples/tasks/unsound"
+UNSOUND = Path(__file__).parents[2] / "examples/tasks/unsound"
 FEW = ("git-hooks", "reward-link", "verdict-words")
 Audit = Callable[..., tuple[bool, str]]
 

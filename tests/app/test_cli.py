@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from muster.cli import app, main
+from muster.app.cli import app, main
 
 COMMANDS = {"train", "eval", "report", "doctor", "tasks", "bench", "audit", "replay", "engine", "sim", "plan"}
 FLAGS = {
@@ -123,6 +123,6 @@ def test_suites_are_generated_by_name_and_difficulty(tmp_path: Path) -> None:
 
 
 def test_importing_the_package_loads_no_torch() -> None:
-    script = "import sys, muster, muster.cli; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    script = "import sys, muster, muster.app.cli; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

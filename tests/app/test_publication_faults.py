@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import tiny_llama as tiny
+from app.publication_ground import PUBLISHER, Ground, Machine, T, answers, prompt
 from muster import clock
 from muster.engine.fleet.health import ReplicaState
 from muster.engine.port import InFlight
@@ -28,7 +29,6 @@ from muster.publish.config import CheckpointConfig
 from muster.publish.publisher import PublisherConfig
 from muster.publish.transports import Exporter, exporter_for
 from muster.types import Completion, Floats, Ints, Sampling, Session
-from publication_ground import PUBLISHER, Ground, Machine, T, answers, prompt
 
 pytestmark = pytest.mark.model
 
