@@ -6,7 +6,7 @@ from typing import Any
 
 from muster.engine.config import EmulatedEngineConfig
 from muster.engine.timing import EngineTiming
-from muster.lab.collection.collection import FleetWorld, SandboxWorld, TrainingWorld, World
+from muster.lab.collection.collection import CollectionWorld, FleetWorld, SandboxWorld, TrainingWorld
 from muster.lab.collection.timed_sandbox import SandboxTimes
 from muster.lab.collection.workload import Lognormal, WorkloadConfig
 from muster.lab.plan.fit_world import Setup
@@ -21,9 +21,9 @@ def engine(timing: EngineTiming = TIMING, **fields: Any) -> EmulatedEngineConfig
     return EmulatedEngineConfig(timing=timing, max_running=32, max_model_len=8192, **fields)
 
 
-def world(**parts: dict[str, Any]) -> World:
-    """Two batches of 4 groups of 4 on one engine, everything ample; `parts` are changed as by `World.with_`."""
-    base = World(
+def world(**parts: dict[str, Any]) -> CollectionWorld:
+    """Two batches of 4 groups of 4 on one engine, all ample; `parts` are changed as by `CollectionWorld.with_`."""
+    base = CollectionWorld(
         workload=WorkloadConfig(
             groups=4,
             group_size=4,
@@ -43,7 +43,7 @@ def world(**parts: dict[str, Any]) -> World:
     return base.with_(**parts) if parts else base
 
 
-def setup_of(world: World) -> Setup:
+def setup_of(world: CollectionWorld) -> Setup:
     """What a run in this world was configured with."""
     training, sandboxes = world.training, world.sandboxes
     return Setup(

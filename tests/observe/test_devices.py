@@ -7,7 +7,7 @@ import pytest
 
 from muster.journal import DeviceRow, LaunchRow, SpanRow
 from muster.observe.devices import device_ledger, idle_while
-from muster.observe.record import Record, Session, read
+from muster.observe.record import Record, RunSession, read
 from muster.types import DeviceState, Stage
 from observe.synthetic import SyntheticRun
 
@@ -22,7 +22,7 @@ def record(
         owners[span.owner] = (*owners.get(span.owner, ()), span)
     return Record(
         meta={},
-        sessions=(Session(id=1, start=0.0, end=end, complete=complete),),
+        sessions=(RunSession(id=1, start=0.0, end=end, complete=complete),),
         groups={},
         launches={},
         drops={},

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.observe.intervals import Piece, clip, flatten, overlap_s, totals, union
+from muster.observe.intervals import Labelled, clip, flatten, overlap_s, totals, union
 
 EPOCH = 1_700_000_000.0
 instants = st.floats(0.0, 100.0).map(lambda t: EPOCH + t)
 spans = st.lists(
-    st.tuples(instants, instants, st.sampled_from("abc")).map(lambda s: Piece(min(s[:2]), max(s[:2]), s[2])),
+    st.tuples(instants, instants, st.sampled_from("abc")).map(lambda s: Labelled(min(s[:2]), max(s[:2]), s[2])),
     max_size=30,
 )
 
 
 @given(spans, instants, instants)
-def test_pieces_tile_the_interval_whatever_the_spans(given_spans: list[Piece[str]], a: float, b: float) -> None:
+def test_pieces_tile_the_interval_whatever_the_spans(given_spans: list[Labelled[str]], a: float, b: float) -> None:
     start, end = min(a, b), max(a, b)
     pieces = flatten(given_spans, start, end, "fill")
     assert sum(totals(pieces).values()) == pytest.approx(end - start, abs=1e-6)
@@ -28,7 +28,7 @@ def test_pieces_tile_the_interval_whatever_the_spans(given_spans: list[Piece[str
 
 
 @given(spans)
-def test_an_instant_has_the_label_of_the_span_that_began_last(given_spans: list[Piece[str]]) -> None:
+def test_an_instant_has_the_label_of_the_span_that_began_last(given_spans: list[Labelled[str]]) -> None:
     for piece in flatten(given_spans, EPOCH, EPOCH + 100, "fill"):
         middle = (piece.start + piece.end) / 2
         covering = [s for s in given_spans if s.start <= middle < s.end]
@@ -38,13 +38,18 @@ def test_an_instant_has_the_label_of_the_span_that_began_last(given_spans: list[
 
 
 def test_a_nested_span_interrupts_the_outer_one() -> None:
-    pieces = flatten([Piece(0, 10, "outer"), Piece(3, 5, "inner")], 0, 12, "gap")
-    assert pieces == (Piece(0, 3, "outer"), Piece(3, 5, "inner"), Piece(5, 10, "outer"), Piece(10, 12, "gap"))
+    pieces = flatten([Labelled(0, 10, "outer"), Labelled(3, 5, "inner")], 0, 12, "gap")
+    assert pieces == (
+        Labelled(0, 3, "outer"),
+        Labelled(3, 5, "inner"),
+        Labelled(5, 10, "outer"),
+        Labelled(10, 12, "gap"),
+    )
 
 
 def test_an_empty_interval_has_no_pieces() -> None:
-    assert flatten([Piece(0, 1, "a")], 5, 5, "gap") == ()
-    assert flatten([Piece(0, 1, "a")], 6, 5, "gap") == ()
+    assert flatten([Labelled(0, 1, "a")], 5, 5, "gap") == ()
+    assert flatten([Labelled(0, 1, "a")], 6, 5, "gap") == ()
 
 
 def test_union_joins_what_touches_and_forgets_what_is_empty() -> None:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import make_task
-from muster.orchestrator.line import Line, Order
+from muster.orchestrator.line import LaunchQueue, Order
 from muster.types import Launch
 
 
@@ -13,8 +13,8 @@ def launch(group: int, sibling: int, attempt: int = 0) -> Launch:
     return Launch(id=id, group_id=f"g{group}", task=make_task(), sibling=sibling, attempt=attempt)
 
 
-def filled(order: Order) -> Line:
-    line = Line(order)
+def filled(order: Order) -> LaunchQueue:
+    line = LaunchQueue(order)
     for group in range(3):
         for sibling in range(2):
             line.add(launch(group, sibling), batch=group // 2, submission=group, expected_s=10.0 * group)
@@ -22,7 +22,7 @@ def filled(order: Order) -> Line:
     return line
 
 
-def ids(line: Line) -> list[str]:
+def ids(line: LaunchQueue) -> list[str]:
     return [line.pop().id[:4] for _ in range(len(line))]
 
 
@@ -46,7 +46,7 @@ def test_launch_order_knows_no_groups() -> None:
 def test_what_is_dropped_never_comes_and_all_else_comes_once(
     order: Order, entries: list[tuple[int, int, int]], dropped: set[int]
 ) -> None:
-    line = Line(order)
+    line = LaunchQueue(order)
     for group, sibling, attempt in entries:
         line.add(launch(group, sibling, attempt), batch=0, submission=group, expected_s=float(group % 2))
     line.drop({f"g{group}" for group in dropped})

@@ -7,7 +7,7 @@ import pytest
 
 from factories import make_task
 from muster.errors import TaskError
-from muster.tasks.audit_record import AuditRecord, AuditTarget, Fault, Flaw, Probe, TaskAudit, Trial, read, write
+from muster.tasks.audit_record import AuditFault, AuditRecord, AuditTarget, Flaw, Probe, TaskAudit, Trial, read, write
 from muster.tasks.harbor import load_task
 from muster.tasks.quarantine import record_of, sift
 from muster.tasks.suite import SuiteConfig, load_suites
@@ -16,7 +16,7 @@ from muster_suites.starter import generate
 from tasks.task_directory import write_task
 
 
-def audited(task: str, digest: str, *faults: Fault) -> TaskAudit:
+def audited(task: str, digest: str, *faults: AuditFault) -> TaskAudit:
     trial = Trial(probe=Probe.EXPLOIT, verdict=Verdict.FAILURE, reward=0.0, cause=Cause.TAMPERED, exploit="one")
     return TaskAudit(
         task=task, digest=digest, battery="b", repeats=3, sound=not faults, faults=faults, trials=(trial, trial)
@@ -24,7 +24,7 @@ def audited(task: str, digest: str, *faults: Fault) -> TaskAudit:
 
 
 MISSED = AuditTarget(name="audit_sound", value=0.0, operator=">=", threshold=1.0, met=False)
-HACKABLE = Fault(flaw=Flaw.HACKABLE, subject="git-hooks", note="by design")
+HACKABLE = AuditFault(flaw=Flaw.HACKABLE, subject="git-hooks", note="by design")
 
 
 def record(path: Path, *audits: TaskAudit) -> Path:

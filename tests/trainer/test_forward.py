@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from muster.model.llama import Llama
 from muster.trainer import tree_attention
 from muster.trainer.forward import hidden, logprobs, row_tensors
-from muster.trainer.kernels import RMSNorm, SwiGLU
+from muster.trainer.kernels import RMSNormFunction, SwiGLU
 from muster.trainer.masters import Masters
 from muster.trainer.packing import plan, sequences
 from muster.trainer.weights import Compute
@@ -99,7 +99,7 @@ def test_norm_and_gate_have_the_gradients_of_their_formulas():
     x = torch.randn(7, 12, generator=generator, requires_grad=True)
     weight = torch.randn(12, generator=generator, requires_grad=True)
     upstream = torch.randn(7, 12, generator=generator)
-    fused = RMSNorm.apply(x, weight, 1e-5)
+    fused = RMSNormFunction.apply(x, weight, 1e-5)
     formula = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
     torch.testing.assert_close(fused, formula)
     for one, two in zip(

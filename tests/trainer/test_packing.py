@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.trainer.packing import Item, Row, plan, sequences
+from muster.trainer.packing import Item, PackedRow, plan, sequences
 from trainer.tiny import batch, random_batch, segment, trajectory
 
 
@@ -34,7 +34,7 @@ def groups_of_segments(draw):
     return items
 
 
-def visible(row: Row) -> np.ndarray:
+def visible(row: PackedRow) -> np.ndarray:
     """(T, T), True where a row may see another, from the trees alone."""
     mask = np.zeros((len(row), len(row)), dtype=np.bool_)
     for tree in row.trees:

@@ -9,7 +9,7 @@ import pytest
 
 from muster.errors import SandboxLost
 from muster.types import Cause, Graded, Outcome, Ungraded, Verdict
-from muster.verifier.attribution import Attempt, Step, after_loss, after_rollout, decide, tampered
+from muster.verifier.attribution import Attempt, VerifierRun, after_loss, after_rollout, decide, tampered
 from muster.verifier.reward import Problem
 
 GOOD = Attempt(reward=1.0)
@@ -20,22 +20,22 @@ UNSCORABLE = Attempt(problem=Problem.UNSCORABLE)
 LOST = Attempt(problem=Problem.INTERRUPTED, cause=Cause.SANDBOX_LOST)
 
 
-def outcome(finals: list[Attempt], controls: list[Attempt]) -> tuple[Verdict, Cause] | Step:
+def outcome(finals: list[Attempt], controls: list[Attempt]) -> tuple[Verdict, Cause] | VerifierRun:
     decision = decide(finals, controls, success_reward=1.0)
-    return decision if isinstance(decision, Step) else (decision.verdict, decision.cause)
+    return decision if isinstance(decision, VerifierRun) else (decision.verdict, decision.cause)
 
 
 @pytest.mark.parametrize(
     ("finals", "controls", "expected"),
     [
         # one run that gives a reward is enough
-        ([], [], Step.FINAL),
+        ([], [], VerifierRun.FINAL),
         ([GOOD], [], (Verdict.SUCCESS, Cause.VERIFIER_PASSED)),
         ([BAD], [], (Verdict.FAILURE, Cause.VERIFIER_FAILED)),
         # no reward: once more, and then the control
-        ([BROKEN], [], Step.FINAL),
-        ([BROKEN, BROKEN], [], Step.CONTROL),
-        ([BROKEN, GOOD], [], Step.CONTROL),
+        ([BROKEN], [], VerifierRun.FINAL),
+        ([BROKEN, BROKEN], [], VerifierRun.CONTROL),
+        ([BROKEN, GOOD], [], VerifierRun.CONTROL),
         # the control decides who is to blame
         ([BROKEN, BROKEN], [BAD], (Verdict.FAILURE, Cause.VERIFIER_BROKEN_BY_AGENT)),
         ([BROKEN, BROKEN], [BROKEN], (Verdict.INFRA, Cause.VERIFIER_FAULT)),
@@ -43,16 +43,16 @@ def outcome(finals: list[Attempt], controls: list[Attempt]) -> tuple[Verdict, Ca
         ([BROKEN, BAD], [BAD], (Verdict.UNKNOWN, Cause.EVIDENCE_CONTRADICTORY)),
         ([BROKEN, GOOD], [BROKEN], (Verdict.INFRA, Cause.VERIFIER_FAULT)),
         # a state on which no sandbox starts
-        ([NOT_STARTED], [], Step.FINAL),
+        ([NOT_STARTED], [], VerifierRun.FINAL),
         ([NOT_STARTED, GOOD], [], (Verdict.SUCCESS, Cause.VERIFIER_PASSED)),
-        ([NOT_STARTED, NOT_STARTED], [], Step.CONTROL),
+        ([NOT_STARTED, NOT_STARTED], [], VerifierRun.CONTROL),
         ([NOT_STARTED, NOT_STARTED], [BAD], (Verdict.FAILURE, Cause.VERIFIER_BROKEN_BY_AGENT)),
         ([NOT_STARTED, NOT_STARTED], [NOT_STARTED], (Verdict.INFRA, Cause.SANDBOX_START_FAILED)),
         # a sandbox lost from outside says nothing: again, but not for ever
-        ([LOST], [], Step.FINAL),
+        ([LOST], [], VerifierRun.FINAL),
         ([LOST, GOOD], [], (Verdict.SUCCESS, Cause.VERIFIER_PASSED)),
-        ([LOST, BROKEN], [], Step.FINAL),
-        ([BROKEN, BROKEN], [LOST], Step.CONTROL),
+        ([LOST, BROKEN], [], VerifierRun.FINAL),
+        ([BROKEN, BROKEN], [LOST], VerifierRun.CONTROL),
         ([LOST, LOST, LOST], [], (Verdict.INFRA, Cause.SANDBOX_LOST)),
         ([BROKEN, LOST, BROKEN], [LOST, LOST], (Verdict.INFRA, Cause.SANDBOX_LOST)),
         # a scorer that cannot tell
@@ -64,7 +64,7 @@ def outcome(finals: list[Attempt], controls: list[Attempt]) -> tuple[Verdict, Ca
     ],
 )
 def test_runs_lead_to_the_outcome_of_the_table(
-    finals: list[Attempt], controls: list[Attempt], expected: tuple[Verdict, Cause] | Step
+    finals: list[Attempt], controls: list[Attempt], expected: tuple[Verdict, Cause] | VerifierRun
 ) -> None:
     assert outcome(finals, controls) == expected
 
@@ -77,9 +77,9 @@ def test_every_sequence_of_runs_comes_to_an_end() -> None:
         decision = None
         for _ in range(8):
             decision = decide(finals, controls, success_reward=1.0)
-            if isinstance(decision, Step):
-                (finals if decision is Step.FINAL else controls).append(next(rest, LOST))
-        assert not isinstance(decision, Step), (finals, controls)
+            if isinstance(decision, VerifierRun):
+                (finals if decision is VerifierRun.FINAL else controls).append(next(rest, LOST))
+        assert not isinstance(decision, VerifierRun), (finals, controls)
 
 
 def test_the_evidence_of_a_broken_verifier_holds_every_run() -> None:

@@ -23,7 +23,7 @@ from muster.verifier.audit import verdict_files
 from muster.verifier.audit.auditor import Auditor, AuditPlan, waived_by
 from muster.verifier.audit.battery import Exploit, battery, chosen, digest
 from muster.verifier.audit.judge import OWNED_HINT, judge, worth_attacking
-from muster.verifier.audit.play import Player
+from muster.verifier.audit.play import ScriptPlayer
 from muster.verifier.audit.stages import combined, stages_of
 
 # --- the battery ------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def attacked(tmp_path: Path, outcomes: list[Outcome]) -> tuple[TaskAudit, Script
         pool = Pool(FakeBackend(), SandboxConfig(slots=2))
         one = Exploit(name="one", kind="kind", what="It does.", script="true")
         plan = AuditPlan(exploits=(one,), verdict_files=False, repeats=1)
-        found = await Auditor(Player(pool, verifier, jobs=2), plan).audit(task)
+        found = await Auditor(ScriptPlayer(pool, verifier, jobs=2), plan).audit(task)
         await pool.close()
         return found
 

@@ -32,7 +32,7 @@ from muster.types import Task, Verdict
 from muster.verifier.audit import verdict_files
 from muster.verifier.audit.auditor import Auditor, AuditPlan, waived_by
 from muster.verifier.audit.battery import chosen, digest
-from muster.verifier.audit.play import Player
+from muster.verifier.audit.play import ScriptPlayer
 from muster.verifier.script import VerifierConfig
 
 
@@ -137,7 +137,7 @@ async def _audit_all(
     ahead = asyncio.Semaphore(sandbox.slots)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     async with environment(sandbox, verifier, label="audit") as here:
-        auditor = Auditor(Player(here.pool, here.verifier, jobs=sandbox.slots), plan)
+        auditor = Auditor(ScriptPlayer(here.pool, here.verifier, jobs=sandbox.slots), plan)
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             bar = progress.add_task("exploits", total=len(tasks) * len(plan.exploits))
 

@@ -47,7 +47,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Selection:
     """`chosen` against `dispatched`. `step` is None for the whole run."""
 
     step: int | None
@@ -68,8 +68,8 @@ class Bias:
     count once, with the attempt that went on from there.
     """
 
-    run: Comparison
-    batches: tuple[Comparison, ...]
+    run: Selection
+    batches: tuple[Selection, ...]
     inclusion: tuple[float, ...]
     discarded_groups: Mapping[str, int]
     discarded_trajectories: Mapping[str, int]
@@ -99,7 +99,7 @@ def bias(record: Record) -> Bias:
     closed = [w for w in work.values() if w.id in trained or _state(record, w.group_id) == "dropped"]
     discarded = [t for t in graded if t.id not in trained and _state(record, t.group_id) == "dropped"]
     return Bias(
-        run=Comparison(
+        run=Selection(
             step=None,
             chosen=_profile(w for w in work.values() if w.id in trained),
             dispatched=_profile(work.values()),
@@ -144,10 +144,10 @@ def _cancelled(drops: Iterable[DropRow], graded: Iterable[TrajectoryRow], record
 
 def _batch(
     batch: BatchRow, record: Record, work: Mapping[str, _Work], by_submission: Mapping[int, Sequence[_Work]]
-) -> Comparison:
+) -> Selection:
     submissions = [record.groups[g].submission for g in batch.groups if g in record.groups]
     beside = range(min(submissions), max(submissions) + 1) if submissions else range(0)
-    return Comparison(
+    return Selection(
         step=batch.step,
         chosen=_profile(work[m] for m in batch.members if m in work),
         dispatched=_profile(w for s in beside for w in by_submission.get(s, ())),

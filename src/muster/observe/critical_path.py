@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from muster.journal import BatchRow, GroupRow, LaunchRow, SpanRow, TrajectoryRow
-from muster.observe.intervals import Piece, flatten, totals
+from muster.observe.intervals import Labelled, flatten, totals
 from muster.orchestrator.demand import PUT_OFF, SURPLUS
 from muster.types import Stage
 
@@ -44,7 +44,7 @@ class BatchTime:
     begun_at: float
     group: str | None
     trajectory: str | None
-    pieces: tuple[Piece[Stage], ...]
+    pieces: tuple[Labelled[Stage], ...]
 
     @property
     def ttb_s(self) -> float:
@@ -68,7 +68,7 @@ class BatchTime:
     def felt(self) -> dict[Stage, float]:
         """The parts while the trainer waited; they sum to `trainer_wait_s` unless it was free before the opening."""
         free = self.trainer_free_at
-        return totals(Piece(max(p.start, free), p.end, p.label) for p in self.pieces if p.end > free)
+        return totals(Labelled(max(p.start, free), p.end, p.label) for p in self.pieces if p.end > free)
 
 
 def batch_time(
@@ -107,7 +107,7 @@ def trajectory_time(
 ) -> dict[Stage, float]:
     """Seconds by stage of one trajectory, from its launch to its end."""
     start = min(launch.at, trajectory.started) if launch else trajectory.started
-    waiting = Piece(start, trajectory.started, Stage.ADMISSION)
+    waiting = Labelled(start, trajectory.started, Stage.ADMISSION)
     return totals(flatten((waiting, *_pieces(spans)), start, trajectory.ended, Stage.ASSEMBLY))
 
 
@@ -159,7 +159,7 @@ def _path(
     last: TrajectoryRow,
     launches: Mapping[str, LaunchRow],
     spans: Sequence[SpanRow],
-) -> tuple[Piece[Stage], ...]:
+) -> tuple[Labelled[Stage], ...]:
     launch = launches.get(last.id)
     launched_at = launch.at if launch else last.started
     siblings = (x for x in launches.values() if x.group_id == last.group_id and x.sibling == last.sibling)
@@ -172,14 +172,14 @@ def _path(
         (last.started, Stage.ADMISSION),
     )
     cursor = batch.opened_at
-    pieces: list[Piece[Stage]] = []
+    pieces: list[Labelled[Stage]] = []
     for mark, stage in marks:
         until = min(max(mark, cursor), batch.ready_at)
-        pieces.append(Piece(cursor, until, stage))
+        pieces.append(Labelled(cursor, until, stage))
         cursor = until
     pieces += flatten(_pieces(spans), cursor, min(max(last.ended, cursor), batch.ready_at), Stage.ASSEMBLY)
     return flatten(pieces, batch.opened_at, batch.ready_at, Stage.ASSEMBLY)
 
 
-def _pieces(spans: Iterable[SpanRow]) -> tuple[Piece[Stage], ...]:
-    return tuple(Piece(s.start, s.end, Stage(s.stage)) for s in spans)
+def _pieces(spans: Iterable[SpanRow]) -> tuple[Labelled[Stage], ...]:
+    return tuple(Labelled(s.start, s.end, Stage(s.stage)) for s in spans)

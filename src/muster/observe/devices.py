@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from muster.journal import DeviceRow, LaunchRow, SpanRow
-from muster.observe.intervals import Interval, Piece, flatten, overlap_s, totals, union
-from muster.observe.record import Record, Session
+from muster.observe.intervals import Interval, Labelled, flatten, overlap_s, totals, union
+from muster.observe.record import Record, RunSession
 from muster.types import DeviceState, Stage
 
 TRAINER = "trainer"
@@ -35,7 +35,7 @@ OUTAGE_S = 5.0  # engines are polled every second or so: a shorter silence is th
 
 NEXT = {DeviceState.BATCH_WAIT: DeviceState.TRAIN, DeviceState.TRAIN: DeviceState.PUBLISH}
 
-Strip = tuple[Piece[DeviceState], ...]
+Strip = tuple[Labelled[DeviceState], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,26 +85,26 @@ def idle_while(ledger: DeviceLedger, states: frozenset[DeviceState]) -> float:
     return sum(idle) / len(engines) if engines else 0.0
 
 
-def _strip(device: str, rows: Sequence[DeviceRow], session: Session) -> Strip:
-    reported = [Piece(r.start, r.end, DeviceState(r.state)) for r in rows if r.start >= session.start]
+def _strip(device: str, rows: Sequence[DeviceRow], session: RunSession) -> Strip:
+    reported = [Labelled(r.start, r.end, DeviceState(r.state)) for r in rows if r.start >= session.start]
     if device == TRAINER:
         last = max(reported, key=lambda p: p.end, default=None)
         if last and not session.complete and last.end < session.end:
-            reported.append(Piece(last.end, session.end, NEXT.get(last.label, DeviceState.BATCH_WAIT)))
+            reported.append(Labelled(last.end, session.end, NEXT.get(last.label, DeviceState.BATCH_WAIT)))
         return flatten(reported, session.start, session.end, DeviceState.NO_WORK)
     pieces = flatten(reported, session.start, session.end, DeviceState.DOWN)
     named_down = union((p.start, p.end) for p in reported if p.label is DeviceState.DOWN)
     return tuple(
-        Piece(p.start, p.end, DeviceState.NO_WORK)
+        Labelled(p.start, p.end, DeviceState.NO_WORK)
         if p.label is DeviceState.DOWN and p.duration_s < OUTAGE_S and not overlap_s(named_down, [(p.start, p.end)])
         else p
         for p in pieces
     )
 
 
-def _split_idle(pieces: Iterable[Piece[DeviceState]], environments: Sequence[Interval]) -> Strip:
+def _split_idle(pieces: Iterable[Labelled[DeviceState]], environments: Sequence[Interval]) -> Strip:
     """Replace idle time by env_wait where environments were busy and by no_work elsewhere. One linear sweep."""
-    result: list[Piece[DeviceState]] = []
+    result: list[Labelled[DeviceState]] = []
     at = 0
     for piece in sorted(pieces, key=lambda p: p.start):
         if piece.label is not DeviceState.IDLE:
@@ -112,20 +112,20 @@ def _split_idle(pieces: Iterable[Piece[DeviceState]], environments: Sequence[Int
             continue
         while at < len(environments) and environments[at][1] <= piece.start:
             at += 1
-        busy: list[Piece[DeviceState]] = []
+        busy: list[Labelled[DeviceState]] = []
         ahead = at
         while ahead < len(environments) and environments[ahead][0] < piece.end:
-            busy.append(Piece(*environments[ahead], DeviceState.ENV_WAIT))
+            busy.append(Labelled(*environments[ahead], DeviceState.ENV_WAIT))
             ahead += 1
         result += flatten(busy, piece.start, piece.end, DeviceState.NO_WORK)
     return _merged(result)
 
 
-def _merged(pieces: Iterable[Piece[DeviceState]]) -> Strip:
-    merged: list[Piece[DeviceState]] = []
+def _merged(pieces: Iterable[Labelled[DeviceState]]) -> Strip:
+    merged: list[Labelled[DeviceState]] = []
     for piece in pieces:
         if merged and merged[-1].label is piece.label and merged[-1].end == piece.start:
-            merged[-1] = Piece(merged[-1].start, piece.end, piece.label)
+            merged[-1] = Labelled(merged[-1].start, piece.end, piece.label)
         else:
             merged.append(piece)
     return tuple(merged)
@@ -147,7 +147,7 @@ def _unended(record: Record) -> list[Interval]:
     return [(launch.at, _session_end(launch, record.sessions)) for launch in alive]
 
 
-def _session_end(launch: LaunchRow, sessions: Sequence[Session]) -> float:
+def _session_end(launch: LaunchRow, sessions: Sequence[RunSession]) -> float:
     ends = [s.end for s in sessions if s.start <= launch.at]
     return ends[-1] if ends else launch.at
 

@@ -19,7 +19,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece(Generic[Label]):
+class Labelled(Generic[Label]):
     """`label` holds during [start, end), in seconds."""
 
     start: float
@@ -31,7 +31,7 @@ class Piece(Generic[Label]):
         return self.end - self.start
 
 
-def flatten(spans: Iterable[Piece[Label]], start: float, end: float, fill: Label) -> tuple[Piece[Label], ...]:
+def flatten(spans: Iterable[Labelled[Label]], start: float, end: float, fill: Label) -> tuple[Labelled[Label], ...]:
     """Tile [start, end) so that each instant has exactly one label; equal neighbours are merged.
 
     Where spans overlap, the one that began last wins (the inner one of a nested pair); of two that began together,
@@ -45,7 +45,7 @@ def flatten(spans: Iterable[Piece[Label]], start: float, end: float, fill: Label
     )
     cuts = sorted({start, end, *(c for s in inside for c in (s.start, s.end) if start < c < end)})
     active: list[tuple[int, float, Label]] = []  # (-order, end, label): the latest span is on top
-    pieces: list[Piece[Label]] = []
+    pieces: list[Labelled[Label]] = []
     upcoming = 0
     for left, right in pairwise(cuts):
         while upcoming < len(inside) and inside[upcoming].start <= left:
@@ -56,11 +56,11 @@ def flatten(spans: Iterable[Piece[Label]], start: float, end: float, fill: Label
         label = active[0][2] if active else fill
         if pieces and pieces[-1].label == label:
             left = pieces.pop().start
-        pieces.append(Piece(left, right, label))
+        pieces.append(Labelled(left, right, label))
     return tuple(pieces)
 
 
-def totals(pieces: Iterable[Piece[Label]]) -> dict[Label, float]:
+def totals(pieces: Iterable[Labelled[Label]]) -> dict[Label, float]:
     """Seconds by label."""
     seconds: dict[Label, float] = {}
     for piece in pieces:

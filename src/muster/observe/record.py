@@ -32,7 +32,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class RunSession:
     """One process that drove the run. `complete` is False if it was killed or is still going."""
 
     id: int
@@ -50,7 +50,7 @@ class Record:
     """
 
     meta: Mapping[str, Any]
-    sessions: tuple[Session, ...]
+    sessions: tuple[RunSession, ...]
     groups: Mapping[str, GroupRow]
     launches: Mapping[str, LaunchRow]
     drops: Mapping[str, DropRow]
@@ -111,7 +111,7 @@ def read(journal: Journal) -> Record:
 
 
 def _standing(
-    batches: Sequence[BatchRow], steps: Sequence[StepRow], sessions: Sequence[Session]
+    batches: Sequence[BatchRow], steps: Sequence[StepRow], sessions: Sequence[RunSession]
 ) -> tuple[BatchRow, ...]:
     """Without batches that an earlier session assembled and never trained: resume takes them apart."""
     trained = {s.step for s in steps}
@@ -119,14 +119,14 @@ def _standing(
     return tuple(b for b in batches if b.step in trained or b.opened_at >= begun)
 
 
-def _sessions(rows: Sequence[SessionRow], instants: Sequence[float]) -> tuple[Session, ...]:
+def _sessions(rows: Sequence[SessionRow], instants: Sequence[float]) -> tuple[RunSession, ...]:
     ordered = sorted(rows, key=lambda s: s.started)
-    sessions: list[Session] = []
+    sessions: list[RunSession] = []
     for i, row in enumerate(ordered):
         limit = ordered[i + 1].started if i + 1 < len(ordered) else float("inf")
         seen = max((t for t in instants if row.started <= t < limit), default=row.started)
         sessions.append(
-            Session(
+            RunSession(
                 id=row.id,
                 start=row.started,
                 end=row.ended if row.ended is not None else seen,

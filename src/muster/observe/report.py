@@ -19,7 +19,7 @@ from muster.observe.critical_path import BatchTime, batch_time, trajectory_time
 from muster.observe.devices import DeviceLedger, device_ledger
 from muster.observe.freshness import BatchFreshness, freshness
 from muster.observe.outcomes import FLAGGED, Accounting, Groups, Outcomes, account, group_counts, outcomes
-from muster.observe.record import Record, Session, read
+from muster.observe.record import Record, RunSession, read
 from muster.types import DeviceState, Evaluation, PublicationRecord, Stage, Verdict
 
 STRAGGLERS = 5
@@ -48,7 +48,7 @@ class Report:
 
     name: str
     meta: Mapping[str, Any]
-    sessions: tuple[Session, ...]
+    sessions: tuple[RunSession, ...]
     wall_s: float
     steps: int
     planned_steps: int | None

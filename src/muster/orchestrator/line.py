@@ -19,7 +19,7 @@ from muster.types import Launch
 Order = Literal["group", "longest", "launch"]
 
 
-class Line:
+class LaunchQueue:
     """Example: `line.add(launch, batch=3, submission=24, expected_s=180.0); line.pop()`"""
 
     def __init__(self, order: Order) -> None:

@@ -34,7 +34,7 @@ from muster.orchestrator.parts import Parts
 from muster.orchestrator.record import batch_row, observe_publication, observe_step, observe_trajectory
 from muster.orchestrator.resume import Standing
 from muster.orchestrator.status import Progress
-from muster.orchestrator.watch import Watch
+from muster.orchestrator.watch import DeviceWatch
 from muster.types import Batch, Cause, DeviceState, Launch, Trajectory
 
 PREFETCH = 64
@@ -106,7 +106,7 @@ class Orchestrator:
             patience_s=config.replicas_wait_s,
             serves=parts.serves,
         )
-        self._watch = Watch(parts, self._delivery, self._progress, strayed=self._changed.fire)
+        self._watch = DeviceWatch(parts, self._delivery, self._progress, strayed=self._changed.fire)
 
     def stop(self) -> None:
         """Ask for a clean stop: live attempts are dropped, a checkpoint is written, `run` returns."""

@@ -21,7 +21,7 @@ from muster.trainer.port import Trainer
 from muster.types import Evaluation, Ints, Launch, Publication, Version
 
 
-class Curriculum(Protocol):
+class TaskSupply(Protocol):
     """Where tasks come from, as far as the loops know it."""
 
     @property
@@ -39,7 +39,7 @@ class Parts:
     journal: Journal
     metrics: Metrics
     scheduler: Scheduler
-    curriculum: Curriculum
+    curriculum: TaskSupply
     dispatcher: Dispatcher
     trainer: Trainer
     publisher: Publisher

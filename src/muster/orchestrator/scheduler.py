@@ -27,7 +27,7 @@ from muster.orchestrator.demand import Demand
 from muster.orchestrator.drift import Odometer
 from muster.orchestrator.expectation import Expectation, own_s
 from muster.orchestrator.groups import Admission, Assembly, Closed, Group, SchedulerStatistics
-from muster.orchestrator.line import Line
+from muster.orchestrator.line import LaunchQueue
 from muster.orchestrator.ready_pool import ReadyPool
 from muster.orchestrator.replay import ReplayStore, joined
 from muster.orchestrator.staleness import Freshness
@@ -66,7 +66,7 @@ class Scheduler:
         self._pool = ReadyPool(
             policy=config.batch_policy, window_fraction=config.window_fraction, freshness=self._freshness
         )
-        self._line = Line(config.order)
+        self._line = LaunchQueue(config.order)
         self._demand = Demand(config)
         self._concurrency = Concurrency(config.concurrency, config.slots)
         self._expectation = expectation or Expectation()

@@ -24,7 +24,7 @@ from muster.orchestrator.status import Progress
 from muster.types import DeviceState
 
 
-class Watch:
+class DeviceWatch:
     """Example: `await watch.look(step=3, trainer=DeviceState.TRAIN)`
 
     strayed: called when a replica holds other weights than were delivered; it serves nothing until it has them.

@@ -28,7 +28,7 @@ ACCOUNTING = "cpuacct"  # v1 counts CPU time in a hierarchy of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class CgroupSetting:
     """Write `value` to `file` of `controller`. `optional` when old kernels or hosts without swap lack it."""
 
     controller: str
@@ -37,27 +37,27 @@ class Setting:
     optional: bool = False
 
 
-def settings(limits: Limits, version: int) -> tuple[Setting, ...]:
+def settings(limits: Limits, version: int) -> tuple[CgroupSetting, ...]:
     """The writes that put `limits` in force. File names: the kernel's cgroup-v1 and cgroup-v2 documents."""
-    result: list[Setting] = []
+    result: list[CgroupSetting] = []
     if limits.memory_bytes is not None:
         memory = str(limits.memory_bytes)
         if version == 1:
-            result.append(Setting(controller="memory", file="memory.limit_in_bytes", value=memory))
+            result.append(CgroupSetting(controller="memory", file="memory.limit_in_bytes", value=memory))
             # memory and swap together: swap must not stretch the limit
-            swap = Setting(controller="memory", file="memory.memsw.limit_in_bytes", value=memory, optional=True)
+            swap = CgroupSetting(controller="memory", file="memory.memsw.limit_in_bytes", value=memory, optional=True)
         else:
-            result.append(Setting(controller="memory", file="memory.max", value=memory))
-            swap = Setting(controller="memory", file="memory.swap.max", value="0", optional=True)
+            result.append(CgroupSetting(controller="memory", file="memory.max", value=memory))
+            swap = CgroupSetting(controller="memory", file="memory.swap.max", value="0", optional=True)
         result.append(swap)
     if limits.pids is not None:
-        result.append(Setting(controller="pids", file="pids.max", value=str(limits.pids)))
+        result.append(CgroupSetting(controller="pids", file="pids.max", value=str(limits.pids)))
     if limits.cpus is not None:
         quota = max(1000, round(limits.cpus * CPU_PERIOD_US))
         if version == 1:
-            result.append(Setting(controller="cpu", file="cpu.cfs_quota_us", value=str(quota)))
+            result.append(CgroupSetting(controller="cpu", file="cpu.cfs_quota_us", value=str(quota)))
         else:
-            result.append(Setting(controller="cpu", file="cpu.max", value=f"{quota} {CPU_PERIOD_US}"))
+            result.append(CgroupSetting(controller="cpu", file="cpu.max", value=f"{quota} {CPU_PERIOD_US}"))
     return tuple(result)
 
 

@@ -2,7 +2,7 @@
 unsound tasks out.
 
     AuditRecord ─ tasks ─► TaskAudit ─ trials ─► Trial       what was tried, and how it was graded
-                                     └ faults ─► Fault       what that means; none: the task is sound
+                                     └ faults ─► AuditFault       what that means; none: the task is sound
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """Example: `str(Fault(flaw=Flaw.HACKABLE, subject="git-hooks", note="by design"))`"""
+class AuditFault:
+    """Example: `str(AuditFault(flaw=Flaw.HACKABLE, subject="git-hooks", note="by design"))`"""
 
     flaw: Flaw
     subject: str = ""  # the exploit
@@ -80,7 +80,7 @@ class TaskAudit:
     battery: str  # digest of the exploits and of the code that ran them
     repeats: int
     sound: bool
-    faults: tuple[Fault, ...]
+    faults: tuple[AuditFault, ...]
     waived: tuple[str, ...] = ()  # exploits that earned and are, by the task's own word, a way to solve it
     trials: tuple[Trial, ...] = ()
 

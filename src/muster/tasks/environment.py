@@ -11,18 +11,18 @@ from pathlib import Path
 
 from muster.tasks import compose
 from muster.tasks.compose import ComposeImage
-from muster.tasks.source import Source, regular
+from muster.tasks.source import TaskDirectory, regular
 from muster.tasks.task_toml import EnvironmentTable
 from muster.types import ImageSpec, Limits
 
 
-def defines_image(source: Source, folder: str) -> bool:
+def defines_image(source: TaskDirectory, folder: str) -> bool:
     """Whether the folder itself says how to make an image."""
     return any(source.has(f"{folder}/{name}") for name in ("Dockerfile", *compose.NAMES))
 
 
 def image(
-    source: Source, folder: str, table: EnvironmentTable, key: str, *, user: str | int | None = None
+    source: TaskDirectory, folder: str, table: EnvironmentTable, key: str, *, user: str | int | None = None
 ) -> ImageSpec:
     """Raises `TaskError` when neither the folder nor the table names an image."""
     found = _compose(source, folder)
@@ -54,7 +54,7 @@ def limits(table: EnvironmentTable, egress: tuple[str, ...] = ()) -> Limits:
     return Limits(cpus=table.cpus, memory_bytes=table.memory_bytes, disk_bytes=table.disk_bytes, egress=egress)
 
 
-def _compose(source: Source, folder: str) -> ComposeImage | None:
+def _compose(source: TaskDirectory, folder: str) -> ComposeImage | None:
     for name in compose.NAMES:
         if source.has(f"{folder}/{name}"):
             return compose.read_compose(source.file(f"{folder}/{name}"), source.variables)
@@ -62,7 +62,7 @@ def _compose(source: Source, folder: str) -> ComposeImage | None:
 
 
 def _origin(
-    source: Source, folder: str, table: EnvironmentTable, found: ComposeImage | None
+    source: TaskDirectory, folder: str, table: EnvironmentTable, found: ComposeImage | None
 ) -> tuple[Path | None, str | None]:
     """The Dockerfile, or else the ready-made image."""
     if found and found.dockerfile:

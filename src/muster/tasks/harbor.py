@@ -18,7 +18,7 @@ from muster.errors import TaskError
 from muster.tasks import environment, refusals, verification
 from muster.tasks.content import directory_digest
 from muster.tasks.network import egress
-from muster.tasks.source import Source, regular
+from muster.tasks.source import TaskDirectory, regular
 from muster.tasks.steps import instruction, solution, steps
 from muster.tasks.task_toml import TaskToml, read_toml
 from muster.types import Task
@@ -66,7 +66,7 @@ def load_task(directory: Path, *, variables: Mapping[str, str] | None = None) ->
     name = directory.absolute().name  # a link to a directory is a task of its own name
     directory = directory.resolve()
     toml = read_toml(regular(directory, "task.toml"))
-    source = Source(root=directory, toml=toml, variables=variables or {})
+    source = TaskDirectory(root=directory, toml=toml, variables=variables or {})
     for key, problem in refusals.problems(toml):
         raise source.fault(key, problem)
     several = steps(source)

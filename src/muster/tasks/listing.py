@@ -18,7 +18,7 @@ from muster.types import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ListedTask:
     """One task in the table."""
 
     id: str
@@ -30,9 +30,9 @@ class Row:
     instruction: str  # first line
 
 
-def rows(tasks: Iterable[Task]) -> list[Row]:
+def rows(tasks: Iterable[Task]) -> list[ListedTask]:
     return [
-        Row(
+        ListedTask(
             id=task.id,
             family=task.family or "-",
             max_turns=str(task.max_turns or "-"),
@@ -69,7 +69,7 @@ def render(directory: Path, console: Console) -> bool:
     return not loaded.problems
 
 
-def _table(listed: list[Row], width: int) -> Table:
+def _table(listed: list[ListedTask], width: int) -> Table:
     """Names keep their width in a narrow terminal: they are what a reader copies. The instruction gives way."""
     headings = ("task", "family", "turns", "steps", "network", "solution")
     cells = [(row.id, row.family, row.max_turns, row.steps, row.network, row.solution) for row in listed]

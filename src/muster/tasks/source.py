@@ -20,7 +20,7 @@ _VARIABLE: Final = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class TaskDirectory:
     """`root` is resolved; paths within it are relative, with slashes."""
 
     root: Path

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from muster.errors import TaskError
 from muster.tasks import verification
-from muster.tasks.source import Source
+from muster.tasks.source import TaskDirectory
 from muster.tasks.task_toml import StepTable
 from muster.types import TaskStep
 
 
-def steps(source: Source) -> tuple[TaskStep, ...]:
+def steps(source: TaskDirectory) -> tuple[TaskStep, ...]:
     return tuple(_step(source, index, table) for index, table in enumerate(source.toml.steps))
 
 
-def instruction(source: Source, relative: str) -> str:
+def instruction(source: TaskDirectory, relative: str) -> str:
     text = source.text(relative).strip()
     if not text:
         raise TaskError(f"{source.root / relative}: empty; write what the agent shall do")
@@ -32,7 +32,7 @@ def solution(root: Path) -> Path | None:
     return root / "solution" if (root / "solution" / "solve.sh").is_file() else None
 
 
-def _step(source: Source, index: int, table: StepTable) -> TaskStep:
+def _step(source: TaskDirectory, index: int, table: StepTable) -> TaskStep:
     folder = f"steps/{table.name}"
     return TaskStep(
         name=table.name,
@@ -47,7 +47,7 @@ def _step(source: Source, index: int, table: StepTable) -> TaskStep:
     )
 
 
-def _setup(source: Source, relative: str) -> Path | None:
+def _setup(source: TaskDirectory, relative: str) -> Path | None:
     root = source.root / relative
     if not source.has(relative):
         return None

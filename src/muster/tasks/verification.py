@@ -15,7 +15,7 @@ from typing import Final
 
 from muster.tasks import environment
 from muster.tasks.network import egress
-from muster.tasks.source import Source
+from muster.tasks.source import TaskDirectory
 from muster.tasks.task_toml import ArtifactTable, EnvironmentTable, StepTable, VerifierTable
 from muster.types import Collect, ImageSpec, Limits, VerifierSpec
 
@@ -33,11 +33,11 @@ class _Level:
     key: str
 
 
-def of_task(source: Source) -> VerifierSpec:
+def of_task(source: TaskDirectory) -> VerifierSpec:
     return _spec(source, [_Level(source.toml.verifier, TASK_TESTS, "verifier")], source.toml.artifacts)
 
 
-def of_step(source: Source, index: int, step: StepTable) -> VerifierSpec:
+def of_step(source: TaskDirectory, index: int, step: StepTable) -> VerifierSpec:
     levels = [
         _Level(step.verifier, f"steps/{step.name}/tests", f"steps.{index}.verifier"),
         _Level(source.toml.verifier, TASK_TESTS, "verifier"),
@@ -45,7 +45,7 @@ def of_step(source: Source, index: int, step: StepTable) -> VerifierSpec:
     return _spec(source, levels, [*source.toml.artifacts, *step.artifacts])
 
 
-def _spec(source: Source, levels: Sequence[_Level], artifacts: Sequence[ArtifactTable]) -> VerifierSpec:
+def _spec(source: TaskDirectory, levels: Sequence[_Level], artifacts: Sequence[ArtifactTable]) -> VerifierSpec:
     """`levels`: the nearest first."""
     user = next((level.table.user for level in levels if level.table.user is not None), None)
     own = _separate(source, levels)
@@ -70,12 +70,12 @@ def _spec(source: Source, levels: Sequence[_Level], artifacts: Sequence[Artifact
     )
 
 
-def _env(source: Source, levels: Sequence[_Level]) -> Mapping[str, str]:
+def _env(source: TaskDirectory, levels: Sequence[_Level]) -> Mapping[str, str]:
     level = next((level for level in levels if level.table.env), levels[-1])
     return source.resolve(level.table.env, f"{level.key}.env")
 
 
-def _tests(source: Source, levels: Sequence[_Level], *, needed: bool) -> tuple[Path, Path | None]:
+def _tests(source: TaskDirectory, levels: Sequence[_Level], *, needed: bool) -> tuple[Path, Path | None]:
     """The folder for /tests, and one that lies below it: the step's own, over what the steps share."""
     folders = [level.tests for level in levels]
     scripts = [folder for folder in folders if source.has(f"{folder}/test.sh")]
@@ -96,7 +96,7 @@ class _Own:
     brings_tests: bool
 
 
-def _separate(source: Source, levels: Sequence[_Level]) -> _Own | None:
+def _separate(source: TaskDirectory, levels: Sequence[_Level]) -> _Own | None:
     """None where the verifier runs in the agent's final state."""
     said = [level for level in levels if level.table.environment_mode or level.table.environment]
     if not said or said[0].table.mode == "shared":

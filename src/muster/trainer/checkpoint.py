@@ -38,7 +38,7 @@ _ADAPTER = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
+class CheckpointState:
     """What is not a tensor. `random` is a numpy bit generator's state; `fingerprint` the trainer's configuration."""
 
     updates: int
@@ -49,7 +49,7 @@ class Counters:
     base: str | None = None  # digest of the weights that an adapter stands beside, in the serving dtype
 
 
-def save(directory: Path, model: Path, learner: Learner, counters: Counters) -> None:
+def save(directory: Path, model: Path, learner: Learner, counters: CheckpointState) -> None:
     """Write a checkpoint; an older one at `directory` is replaced once the new one is complete.
 
     model: the folder that training began with; its tokenizer is copied.
@@ -71,7 +71,7 @@ def save(directory: Path, model: Path, learner: Learner, counters: Counters) -> 
 
 
 @torch.no_grad()
-def restore(directory: Path, learner: Learner) -> Counters:
+def restore(directory: Path, learner: Learner) -> CheckpointState:
     """Copy a checkpoint into masters and optimiser. Raises `ModelError` when it is not one of this model."""
     counters = _counters(directory)
     try:
@@ -108,7 +108,7 @@ def as_model(directory: Path, model: Path, target: Path) -> Path:
     return target
 
 
-def _trained(directory: Path, config: LlamaConfig, masters: Masters, counters: Counters) -> dict[str, Tensor]:
+def _trained(directory: Path, config: LlamaConfig, masters: Masters, counters: CheckpointState) -> dict[str, Tensor]:
     """What a checkpoint holds for each of `masters.trained`."""
     base = None if masters.adapter is None else masters.adapter.base
     if (base is None) != (counters.base is None):
@@ -129,9 +129,9 @@ def _trained(directory: Path, config: LlamaConfig, masters: Masters, counters: C
     return state
 
 
-def _counters(directory: Path) -> Counters:
+def _counters(directory: Path) -> CheckpointState:
     try:
-        return Counters(**json.loads((directory / "trainer.json").read_text()))
+        return CheckpointState(**json.loads((directory / "trainer.json").read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise _no_checkpoint(directory, error) from None
 

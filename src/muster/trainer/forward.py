@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from muster.model.attention import rope_tables
 from muster.model.config import LlamaConfig
 from muster.trainer.head import LogProbabilities
-from muster.trainer.kernels import AdaptedLinear, RMSNorm, RopeAttention, SwiGLU
-from muster.trainer.packing import Row
+from muster.trainer.kernels import AdaptedLinear, RMSNormFunction, RopeAttention, SwiGLU
+from muster.trainer.packing import PackedRow
 from muster.trainer.tree_attention import Part, parts
 from muster.trainer.weights import Compute, LayerWeights, Projection
 
@@ -40,7 +40,7 @@ class RowTensors:
     word_N: Tensor
 
 
-def row_tensors(row: Row, config: LlamaConfig, like: Tensor) -> RowTensors:
+def row_tensors(row: PackedRow, config: LlamaConfig, like: Tensor) -> RowTensors:
     """`like` gives device and precision."""
     device = like.device
     positions_T = torch.from_numpy(row.positions_T).to(device)
@@ -67,15 +67,15 @@ def hidden(compute: Compute, row: RowTensors, *, checkpointing: bool = False) ->
             x_TD = checkpoint(_layer, config, weights, x_TD, row, use_reentrant=False)
         else:
             x_TD = _layer(config, weights, x_TD, row)
-    return RMSNorm.apply(x_TD, compute.norm, config.rms_eps)
+    return RMSNormFunction.apply(x_TD, compute.norm, config.rms_eps)
 
 
 def _layer(config: LlamaConfig, weights: LayerWeights, x_TD: Tensor, row: RowTensors) -> Tensor:
-    normed_TD = RMSNorm.apply(x_TD, weights.input_norm, config.rms_eps)
+    normed_TD = RMSNormFunction.apply(x_TD, weights.input_norm, config.rms_eps)
     qkv = _project(normed_TD, weights.qkv).unflatten(-1, (-1, config.head_width))
     mixed_THW = RopeAttention.apply(qkv, row.cos_T1W, row.sin_T1W, row.parts, config.heads, config.kv_heads)
     x_TD = x_TD + _project(mixed_THW.flatten(1), weights.o)
-    normed_TD = RMSNorm.apply(x_TD, weights.mlp_norm, config.rms_eps)
+    normed_TD = RMSNormFunction.apply(x_TD, weights.mlp_norm, config.rms_eps)
     inner_TF = SwiGLU.apply(_project(normed_TD, weights.gate_up))
     return x_TD + _project(inner_TF, weights.down)
 

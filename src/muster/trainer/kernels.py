@@ -17,7 +17,7 @@ from torch import Tensor
 from muster.trainer.tree_attention import Part, attend, attend_backward
 
 
-class RMSNorm(torch.autograd.Function):
+class RMSNormFunction(torch.autograd.Function):
     """x / rms(x) * weight (Zhang and Sennrich 2019): x (T, D) in fp32, result in the weight's dtype."""
 
     @staticmethod

@@ -20,7 +20,7 @@ from muster.model.config import LlamaConfig
 from muster.trainer.config import TrainerConfig
 from muster.trainer.forward import hidden, logprobs, row_tensors
 from muster.trainer.masters import Masters, adapted, whole
-from muster.trainer.packing import Row
+from muster.trainer.packing import PackedRow
 from muster.trainer.weights import Compute
 from muster.types import Floats
 
@@ -55,7 +55,7 @@ class Learner:
         """The present weights in the precision of the engines: what is published, and scored against them."""
         return self.compute if self.config.serving_dtype == self.config.dtype else self.copy(self.config.serving_dtype)
 
-    def logprobs(self, compute: Compute, row: Row, temperature: float) -> Tensor:
+    def logprobs(self, compute: Compute, row: PackedRow, temperature: float) -> Tensor:
         """Log-probability (N,) of each token that the row trains, in fp32, after temperature."""
         tensors = row_tensors(row, self.model_config, compute.embed)
         checkpointing = self.config.activation_checkpointing

@@ -4,7 +4,7 @@ Law: no torch on this side. Calls are answered in order; a call that is cancelle
 When the process dies, every pending call fails at once with what it last wrote to stderr. Whatever kills this
 process ends that one: it watches its end of the socket.
 
-    call ─► Request ══ socket ══► muster.trainer.worker ══► Answer ─► future of the call
+    call ─► TrainerCall ══ socket ══► muster.trainer.worker ══► TrainerReply ─► future of the call
                                        └─ stderr ─► kept tail ─► TrainerError
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from muster import clock
 from muster.errors import TrainerError
-from muster.trainer.messages import LENGTH_BYTES, Answer, Request, Setup, frame
+from muster.trainer.messages import LENGTH_BYTES, TrainerCall, TrainerReply, TrainerSetup, frame
 
 _CLOSE_TIMEOUT_S = 5.0
 _STDERR_LINES = 40
@@ -51,12 +51,12 @@ class Link:
         self._last_words = asyncio.create_task(self._keep_stderr())
         self._listening = asyncio.create_task(self._answers(reader))
 
-    async def call(self, method: str, arguments: tuple[Any, ...] | Setup, keywords: dict[str, Any]) -> Any:
+    async def call(self, method: str, arguments: tuple[Any, ...] | TrainerSetup, keywords: dict[str, Any]) -> Any:
         """Raises what the method raised there, or `TrainerError` when the process is or becomes dead."""
         if self._death is not None:
             raise self._obituary()
         self._requests += 1
-        request = Request(id=self._requests, method=method, arguments=arguments, keywords=keywords)
+        request = TrainerCall(id=self._requests, method=method, arguments=arguments, keywords=keywords)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[request.id] = answer
         try:
@@ -87,7 +87,7 @@ class Link:
             await self._last_words
             self._die(f"the trainer's process ended with code {code}")
 
-    def _settle(self, answer: Answer) -> None:
+    def _settle(self, answer: TrainerReply) -> None:
         call = self._calls.get(answer.id)
         if call is None or call.done():
             return  # its caller was cancelled

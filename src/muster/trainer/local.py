@@ -4,7 +4,7 @@ Law: decisions about a token's gradient are pure and live elsewhere (`advantage`
 them in order around the weights and keeps count of versions.
 
     groups ─► log pi of every segment ─► Divergence        kept for the step, until the weights move
-    Batch ─advantage─► items ─Step─► StepResult            version: of the weights before the step
+    Batch ─advantage─► items ─TrainStep─► StepResult            version: of the weights before the step
     weights ─serving dtype─► digest ─► exporter ─► Publication
 
 `ProcessTrainer` runs it behind the asynchronous port.
@@ -24,10 +24,10 @@ from muster.trainer import checkpoint
 from muster.trainer.advantage import batch_advantages
 from muster.trainer.config import TrainerConfig
 from muster.trainer.learner import Learner
-from muster.trainer.measured import Measured, divergences
+from muster.trainer.measured import MeasuredScores, divergences
 from muster.trainer.packing import Item, plan, sequences
 from muster.trainer.port import Divergence, Exporter, StepResult
-from muster.trainer.step import Step, scatter
+from muster.trainer.step import TrainStep, scatter
 from muster.types import Batch, Floats, Ints, Publication, ReadyGroup, Segment
 
 _BITS = {torch.bfloat16: torch.uint16}
@@ -50,7 +50,7 @@ class LocalTrainer:
         self._temperature = temperature
         self._exporter = exporter
         self._rng = np.random.default_rng(config.seed)
-        self._measured = Measured()  # under the present weights
+        self._measured = MeasuredScores()  # under the present weights
 
     def step(self, batch: Batch) -> StepResult:
         """Raises `TrainerError` when a gradient is not finite; weights and optimiser are then as before it."""
@@ -59,7 +59,7 @@ class LocalTrainer:
         items = sequences(batch.groups, batch_advantages(batch, self._config.advantage))
         known = self._measured.known(items, members)
         self._measured.forget()
-        step = Step(self.learner, items, known, version=self._current_version, temperature=self._temperature)
+        step = TrainStep(self.learner, items, known, version=self._current_version, temperature=self._temperature)
         step.run(self._rng)
         metrics = step.metrics()
         self._stepped = self._stepped or metrics["updates"] > 0
@@ -118,7 +118,7 @@ class LocalTrainer:
     def save(self, directory: Path) -> None:
         """Checkpoint, whole or not at all; replaces an older one at `directory`."""
         learner = self.learner
-        counters = checkpoint.Counters(
+        counters = checkpoint.CheckpointState(
             updates=learner.updates,
             version=self.version,
             stepped=self._stepped,

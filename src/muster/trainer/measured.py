@@ -19,7 +19,7 @@ from muster.trainer.port import Divergence
 from muster.types import Floats, Ints, Trajectory
 
 
-class Measured:
+class MeasuredScores:
     """Scores by trajectory id and segment. `members` are the trajectories that items name by index."""
 
     def __init__(self) -> None:

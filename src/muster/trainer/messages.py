@@ -19,7 +19,7 @@ LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class TrainerSetup:
     """The first request's argument. `model` is a folder, a .gguf file or a packaged name."""
 
     config: TrainerConfig
@@ -29,17 +29,17 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class TrainerCall:
     """Call `method` of the trainer."""
 
     id: int
     method: str
-    arguments: tuple[Any, ...] | Setup = ()
+    arguments: tuple[Any, ...] | TrainerSetup = ()
     keywords: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class TrainerReply:
     """What the call returned, or the error it raised."""
 
     id: int
@@ -47,6 +47,6 @@ class Answer:
     error: MusterError | None = None
 
 
-def frame(message: Request | Answer) -> bytes:
+def frame(message: TrainerCall | TrainerReply) -> bytes:
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body

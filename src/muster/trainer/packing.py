@@ -52,7 +52,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
+class TokenTree:
     """A trunk in rows [start, stop), causal within itself, and the branches that continue it."""
 
     start: int
@@ -61,7 +61,7 @@ class Tree:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PackedRow:
     """One forward and backward pass. T tokens; N trained tokens, each predicted at a row of its own past.
 
     predict_N   where in the row the hidden state is that predicts the token
@@ -72,7 +72,7 @@ class Row:
 
     tokens_T: Ints
     positions_T: Ints
-    trees: tuple[Tree, ...]
+    trees: tuple[TokenTree, ...]
     predict_N: Ints
     targets_N: Ints
     behaviour_N: Floats
@@ -109,7 +109,7 @@ def sequences(groups: Sequence[ReadyGroup], advantages: Mapping[str, float]) -> 
     return found
 
 
-def plan(items: Sequence[Item], max_tokens_per_row: int) -> list[Row]:
+def plan(items: Sequence[Item], max_tokens_per_row: int) -> list[PackedRow]:
     """Rows that hold every item exactly once, group by group.
 
     A row is longer than `max_tokens_per_row` only when a single trajectory is.
@@ -130,7 +130,7 @@ class _Part:
 
     tokens: list[int]
     positions: list[int]
-    trees: list[Tree]
+    trees: list[TokenTree]
     paths: list[tuple[Item, Ints]]
 
 
@@ -168,7 +168,7 @@ def _grow_tree(part: _Part, items: list[Item]) -> None:
             bundle = _Bundle(part=part, depth=depth)
         part.paths.append((item, np.concatenate((trunk, bundle.add(past)))))
     branches.extend(bundle.close())
-    part.trees.append(Tree(start=start, stop=start + depth, branches=tuple(branches)))
+    part.trees.append(TokenTree(start=start, stop=start + depth, branches=tuple(branches)))
 
 
 class _Bundle:
@@ -238,9 +238,9 @@ def _first_fit(parts: list[_Part], limit: int) -> list[list[_Part]]:
     return bins
 
 
-def _join(parts: list[_Part]) -> Row:
+def _join(parts: list[_Part]) -> PackedRow:
     """Put parts one behind the other and list what is trained."""
-    trees: list[Tree] = []
+    trees: list[TokenTree] = []
     placed: list[tuple[Item, Ints]] = []
     offset = 0
     for part in parts:
@@ -254,7 +254,7 @@ def _join(parts: list[_Part]) -> Row:
     def gather(values: list[Floats] | list[Ints]) -> np.ndarray:
         return np.concatenate(values)
 
-    return Row(
+    return PackedRow(
         tokens_T=np.concatenate([np.asarray(p.tokens, dtype=np.int32) for p in parts]),
         positions_T=np.concatenate([np.asarray(p.positions, dtype=np.int32) for p in parts]),
         trees=tuple(trees),
@@ -270,8 +270,8 @@ def _join(parts: list[_Part]) -> Row:
     )
 
 
-def _moved(tree: Tree, offset: int) -> Tree:
+def _moved(tree: TokenTree, offset: int) -> TokenTree:
     branches = tuple(
         Branch(start=b.start + offset, stop=b.stop + offset, visible_UU=b.visible_UU) for b in tree.branches
     )
-    return Tree(start=tree.start + offset, stop=tree.stop + offset, branches=branches)
+    return TokenTree(start=tree.start + offset, stop=tree.stop + offset, branches=branches)

@@ -4,7 +4,7 @@ Law: pure, on detached numbers. Three policies are kept apart: behaviour (the en
 trainer at the start of the step) and current. Correction is proximal over behaviour; the objective's ratio is current
 over proximal.
 
-    current_N, proximal_N, behaviour_N ─► correction, objective, aggregation ─► RowLoss ─► Tally (whole step)
+    current_N, proximal_N, behaviour_N ─► correction, objective, aggregation ─► RowLoss ─► StepTally (whole step)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from muster.trainer.config import TrainerConfig
 from muster.trainer.correction import correct, diagnose, k3, limit
 from muster.trainer.loss import aggregation, objective, reference_penalty
-from muster.trainer.packing import Row
+from muster.trainer.packing import PackedRow
 from muster.types import Bools, Floats, Ints
 
 
@@ -34,7 +34,7 @@ class RowLoss:
 
 
 def row_loss(
-    row: Row, current_N: Floats, proximal_N: Floats, reference_N: Floats | None, config: TrainerConfig
+    row: PackedRow, current_N: Floats, proximal_N: Floats, reference_N: Floats | None, config: TrainerConfig
 ) -> RowLoss:
     """proximal_N: log-probabilities at the start of the step; reference_N: of the initial weights, or None."""
     to_behaviour_N = proximal_N - row.behaviour_N
@@ -62,13 +62,13 @@ def row_loss(
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
+class StepTally:
     """What a step did, gathered over its rows. `version` is the policy version of the weights before the step."""
 
     version: int
-    rows: list[tuple[Row, RowLoss]] = field(default_factory=list[tuple[Row, RowLoss]])
+    rows: list[tuple[PackedRow, RowLoss]] = field(default_factory=list[tuple[PackedRow, RowLoss]])
 
-    def add(self, row: Row, loss: RowLoss) -> None:
+    def add(self, row: PackedRow, loss: RowLoss) -> None:
         self.rows.append((row, loss))
 
     def divergence(self) -> dict[int, float]:

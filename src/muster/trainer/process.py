@@ -18,7 +18,7 @@ from muster import clock
 from muster.errors import TrainerError
 from muster.trainer.config import TrainerConfig
 from muster.trainer.link import Link, open_link
-from muster.trainer.messages import Setup
+from muster.trainer.messages import TrainerSetup
 from muster.trainer.port import Divergence, Exporter, StepResult
 from muster.types import Batch, Floats, Ints, Publication, ReadyGroup
 
@@ -35,7 +35,7 @@ class ProcessTrainer:
 
     def __init__(self, config: TrainerConfig, *, model: str, temperature: float, exporter: Exporter) -> None:
         """model: a folder, a .gguf file or a packaged name. temperature: of the policy that samples."""
-        self._setup = Setup(config=config, model=model, temperature=temperature, exporter=exporter)
+        self._setup = TrainerSetup(config=config, model=model, temperature=temperature, exporter=exporter)
         self._link: asyncio.Task[Link] | None = None  # started by the first call
         self._closed = False
 
@@ -93,7 +93,7 @@ class ProcessTrainer:
         return await asyncio.shield(self._link)  # a cancelled caller does not cancel the start for others
 
 
-async def _open(setup: Setup) -> Link:
+async def _open(setup: TrainerSetup) -> Link:
     link = await open_link(setup.config.threads)
     try:
         async with clock.timeout(_START_TIMEOUT_S):

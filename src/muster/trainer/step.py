@@ -19,13 +19,13 @@ from muster import clock
 from muster.trainer.correction import NO_DIVERGENCE, Diagnostics, diagnose
 from muster.trainer.learner import Learner, Update
 from muster.trainer.loss import denominator
-from muster.trainer.packing import Item, Row, plan
-from muster.trainer.policy import Tally, row_loss
+from muster.trainer.packing import Item, PackedRow, plan
+from muster.trainer.policy import StepTally, row_loss
 from muster.trainer.weights import Compute
 from muster.types import Floats
 
 
-class Step:
+class TrainStep:
     """Runs updates and remembers what they did. `items` are all sequences of the batch, by segment index.
 
     `known`: log-probabilities of some of them under the weights of the start, by segment index.
@@ -40,7 +40,7 @@ class Step:
         version: int,
         temperature: float,
     ) -> None:
-        self.tally = Tally(version=version)
+        self.tally = StepTally(version=version)
         self._learner = learner
         self._config = learner.config
         self._temperature = temperature
@@ -98,7 +98,7 @@ class Step:
             self._seconds["optimizer_s"] += clock.now() - began
         self._denominator += total
 
-    def _accumulate(self, row: Row, *, recorded: bool) -> tuple[float, bool]:
+    def _accumulate(self, row: PackedRow, *, recorded: bool) -> tuple[float, bool]:
         """Forward and backward pass of one row; returns its denominator and whether any token has a gradient."""
         reference = self._learner.reference
         reference_N = None if reference is None else self._scores(row, reference)
@@ -130,11 +130,11 @@ class Step:
         self._drift = diagnose(np.concatenate(moved))
         self._seconds["drift_s"] += clock.now() - began
 
-    def _rows(self, items: Sequence[Item]) -> list[Row]:
+    def _rows(self, items: Sequence[Item]) -> list[PackedRow]:
         return plan(items, self._config.max_tokens_per_row)
 
     @torch.no_grad()
-    def _scores(self, row: Row, compute: Compute | None = None) -> Floats:
+    def _scores(self, row: PackedRow, compute: Compute | None = None) -> Floats:
         compute = self._learner.compute if compute is None else compute
         self._scored_tokens += len(row)
         return self._learner.logprobs(compute, row, self._temperature).numpy(force=True)
@@ -164,14 +164,14 @@ def drift_sample(items: Sequence[Item], tokens: int, rng: np.random.Generator) -
     return sample
 
 
-def scatter(table: list[Floats], row: Row, values_N: Floats) -> None:
+def scatter(table: list[Floats], row: PackedRow, values_N: Floats) -> None:
     """Put a row's values where their tokens are: table[segment][offset]."""
     for segment in np.unique(row.segment_N):
         here = row.segment_N == segment
         table[segment][row.offset_N[here]] = values_N[here]
 
 
-def gather(table: list[Floats], row: Row) -> Floats:
+def gather(table: list[Floats], row: PackedRow) -> Floats:
     """The values of a row's tokens; the inverse of `scatter`."""
     pairs = zip(row.segment_N, row.offset_N, strict=True)
     return np.fromiter((table[segment][offset] for segment, offset in pairs), np.float32, len(row.segment_N))

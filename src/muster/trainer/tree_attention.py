@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from muster.trainer.packing import Row, Tree
+from muster.trainer.packing import PackedRow, TokenTree
 
 _QUERIES_AT_ONCE = 256
 """Smaller chunks skip more of what lies above the diagonal; larger ones make better matrix products."""
@@ -49,7 +49,7 @@ class Part:
         return found[0] if len(found) == 1 else torch.cat(found, dim)
 
 
-def parts(row: Row, like: Tensor, repeats: int) -> list[Part]:
+def parts(row: PackedRow, like: Tensor, repeats: int) -> list[Part]:
     """The parts of every tree of the row. `like` gives device and precision, `repeats` is R."""
     return [
         _part(rows, ranges, visible_MJ, like, repeats)
@@ -142,7 +142,7 @@ def _add(total: Tensor, part: Part, value: Tensor) -> None:
 # --- layout -------------------------------------------------------------------------------------------
 
 
-def _ranges(tree: Tree) -> Iterator[tuple[slice, tuple[slice, ...], np.ndarray]]:
+def _ranges(tree: TokenTree) -> Iterator[tuple[slice, tuple[slice, ...], np.ndarray]]:
     """Rows, their key ranges, and who sees whom, for the trunk and each branch of a tree."""
     for rows in _chunks(tree.start, tree.stop, 0):
         keys = slice(tree.start, rows.stop)

@@ -24,7 +24,7 @@ from muster.trainer.masters import Masters, Pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class LowRankChange:
     """A low-rank change of some rows of a fused matrix."""
 
     rows: slice
@@ -37,7 +37,7 @@ class Projection:
 
     weight: Tensor
     bias: Tensor | None = None
-    changes: tuple[Change, ...] = ()
+    changes: tuple[LowRankChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +107,12 @@ class Compute:
 
     def _projection(self, *modules: str, bias: bool = False) -> Projection:
         weight = self._leaf(*(f"{module}.weight" for module in modules))
-        changes: list[Change] = []
+        changes: list[LowRankChange] = []
         end = 0
         for name, rows in self._fused[-1][1].items():
             start, end = end, end + rows
             if (pair := self._masters.pair(name)) is not None:
-                changes.append(Change(rows=slice(start, end), pair=pair))
+                changes.append(LowRankChange(rows=slice(start, end), pair=pair))
         biases = self._leaf(*(f"{module}.bias" for module in modules)) if bias else None
         return Projection(weight=weight, bias=biases, changes=tuple(changes))
 

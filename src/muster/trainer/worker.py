@@ -5,7 +5,7 @@ step too; answers are data or a pickled error, never a broken stream.
 
     parent ══ socket ══► reader thread ─► queue ─► LocalTrainer (main thread) ─► answer ══► parent
 
-    message: 8 bytes of length, then a pickle of Request or Answer. Started by `trainer.link` alone:
+    message: 8 bytes of length, then a pickle of TrainerCall or TrainerReply. Started by `trainer.link` alone:
     python -m muster.trainer.worker FILE_DESCRIPTOR
 """
 
@@ -24,40 +24,40 @@ import torch
 from muster.errors import MusterError, TrainerError
 from muster.model.weights import resolve
 from muster.trainer.local import LocalTrainer
-from muster.trainer.messages import LENGTH_BYTES, Answer, Request, Setup, frame
+from muster.trainer.messages import LENGTH_BYTES, TrainerCall, TrainerReply, TrainerSetup, frame
 
 
 def main(descriptor: int) -> None:
     connection = socket.socket(fileno=descriptor)
-    requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+    requests: queue.SimpleQueue[TrainerCall] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, requests), daemon=True).start()
     trainer: LocalTrainer | None = None
     while True:
         request = requests.get()
         try:
-            if isinstance(request.arguments, Setup):
+            if isinstance(request.arguments, TrainerSetup):
                 trainer = _start(request.arguments)
                 value = None
             else:
                 assert trainer is not None, "the first request sets up"
                 value = getattr(trainer, request.method)(*request.arguments, **request.keywords)
-            answer = Answer(id=request.id, value=value)
+            answer = TrainerReply(id=request.id, value=value)
         except MusterError as error:
-            answer = Answer(id=request.id, error=error)
+            answer = TrainerReply(id=request.id, error=error)
         except OSError as error:  # a full disk, an unreadable folder; anything else ends this process, loudly
             evidence = {"traceback": traceback.format_exc()}
-            answer = Answer(id=request.id, error=TrainerError(f"{request.method}: {error}", evidence))
+            answer = TrainerReply(id=request.id, error=TrainerError(f"{request.method}: {error}", evidence))
         connection.sendall(frame(answer))
 
 
-def _start(setup: Setup) -> LocalTrainer:
+def _start(setup: TrainerSetup) -> LocalTrainer:
     torch.set_num_threads(setup.config.threads)
     return LocalTrainer(
         setup.config, model=resolve(setup.model), temperature=setup.temperature, exporter=setup.exporter
     )
 
 
-def _read(connection: socket.socket, requests: queue.SimpleQueue[Request]) -> None:
+def _read(connection: socket.socket, requests: queue.SimpleQueue[TrainerCall]) -> None:
     stream = connection.makefile("rb")
     while header := stream.read(LENGTH_BYTES):
         body = stream.read(int.from_bytes(header, "big"))

@@ -32,7 +32,7 @@ _LONGEST_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class TensorEntry:
     """One array of a file. `start` and `end` count from the beginning of the data, in bytes."""
 
     dtype: np.dtype[Any]
@@ -46,7 +46,7 @@ class Header:
     """What a file says of itself. The data begin at `data_at`; the file is `size_bytes` long."""
 
     metadata: Mapping[str, str]
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorEntry]
     data_at: int
     size_bytes: int
 
@@ -112,9 +112,9 @@ def _parse(text: bytes) -> Header:
     return Header(metadata=said, entries=entries, data_at=data_at, size_bytes=data_at + end)
 
 
-def _entry(*, dtype: str, shape: list[int], data_offsets: list[int]) -> Entry:
+def _entry(*, dtype: str, shape: list[int], data_offsets: list[int]) -> TensorEntry:
     start, end = data_offsets
-    entry = Entry(dtype=np.dtype(_DTYPES[dtype]), shape=tuple(shape), start=start, end=end)
+    entry = TensorEntry(dtype=np.dtype(_DTYPES[dtype]), shape=tuple(shape), start=start, end=end)
     elements = 1
     for n in shape:
         if n < 0:

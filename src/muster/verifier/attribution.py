@@ -28,7 +28,7 @@ MAX_INTERRUPTIONS = 2
 RUNS_ON_FINAL = 2  # that must agree before the agent is blamed for a broken verifier
 
 
-class Step(StrEnum):
+class VerifierRun(StrEnum):
     """What to run next."""
 
     FINAL = "final"  # the verifier, on a fork of the frozen final state
@@ -48,7 +48,7 @@ class Attempt:
         assert (self.reward is None) != (self.problem is None), "a reward or a problem"
 
 
-def decide(finals: Sequence[Attempt], controls: Sequence[Attempt], *, success_reward: float) -> Outcome | Step:
+def decide(finals: Sequence[Attempt], controls: Sequence[Attempt], *, success_reward: float) -> Outcome | VerifierRun:
     """The outcome, or what to run next. `controls` may start with a healthy one remembered from before."""
     interrupted = [a for a in (*finals, *controls) if a.problem is Problem.INTERRUPTED]
     finals = [a for a in finals if a.problem is not Problem.INTERRUPTED]
@@ -64,9 +64,9 @@ def decide(finals: Sequence[Attempt], controls: Sequence[Attempt], *, success_re
     if ran and ran[0].reward is not None:
         return grade(ran[0].reward, success_reward=success_reward, evidence=ran[0].evidence)
     if len(finals) < RUNS_ON_FINAL:
-        return Step.FINAL
+        return VerifierRun.FINAL
     if not controls:
-        return Step.CONTROL
+        return VerifierRun.CONTROL
     return _blame(finals, controls[-1])
 
 

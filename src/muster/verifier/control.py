@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from muster import clock
 from muster.sandbox.port import Snapshot
 from muster.types import Outcome, Task
-from muster.verifier.attribution import Attempt, Step, decide
+from muster.verifier.attribution import Attempt, VerifierRun, decide
 
 Run = Callable[[Snapshot], Awaitable[Attempt]]
 """One run of a verifier on a frozen state. Never raises for what happens inside a sandbox."""
@@ -36,9 +36,9 @@ class Controlled:
         controls = self._remembered(task, pristine)
         while True:
             decision = decide(finals, controls, success_reward=self._success_reward)
-            if not isinstance(decision, Step):
+            if not isinstance(decision, VerifierRun):
                 return decision
-            if decision is Step.FINAL:
+            if decision is VerifierRun.FINAL:
                 finals.append(await run(final))
             else:
                 controls.append(await run(pristine))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.engine.fleet.line import Line, Waiting
+from muster.engine.fleet.line import TurnQueue, Waiting
 
 
 def turn(ticket: int, order: int) -> Waiting:
@@ -12,7 +12,7 @@ def turn(ticket: int, order: int) -> Waiting:
 
 @given(st.permutations(range(12)), st.sets(st.integers(0, 11)))
 def test_the_lowest_order_is_first_and_who_left_is_skipped(arrivals: list[int], left: set[int]) -> None:
-    line = Line()
+    line = TurnQueue()
     for ticket, order in enumerate(arrivals):
         line.join(turn(ticket, order))
     for ticket, order in enumerate(arrivals):
@@ -28,7 +28,7 @@ def test_the_lowest_order_is_first_and_who_left_is_skipped(arrivals: list[int], 
 
 
 def test_a_thousand_that_gave_up_leave_nothing_behind() -> None:
-    line = Line()
+    line = TurnQueue()
     for ticket in range(1000):
         line.join(turn(ticket, ticket))
     for ticket in range(1000):

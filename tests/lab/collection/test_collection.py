@@ -14,10 +14,10 @@ from muster.journal import BatchRow, DropRow, GroupRow, LaunchRow, TrajectoryRow
 from muster.lab.collection.bounds import planned_bounds
 from muster.lab.collection.collection import (
     Collected,
+    CollectionWorld,
     FleetWorld,
     SandboxWorld,
     TrainingWorld,
-    World,
     number_of,
     simulate,
 )
@@ -27,7 +27,7 @@ from muster.lab.collection.workload import Lognormal, WorkloadConfig
 from muster.orchestrator.config import SchedulerConfig
 
 ENGINE = EmulatedEngineConfig(max_model_len=20_000, kv_capacity_tokens=60_000, max_step_tokens=2048)
-WORLD = World(
+WORLD = CollectionWorld(
     workload=WorkloadConfig(
         groups=4,
         group_size=4,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lab.emulated.books import prompt
 from muster.lab.emulated.replica import INITIAL
-from muster.lab.emulated.replies import Script, logprobs_of, made_up
+from muster.lab.emulated.replies import ReplyScript, logprobs_of, made_up
 from muster.types import Ints, Session, Version
 
 
@@ -48,7 +48,7 @@ def test_made_up_replies_differ_by_session_and_are_the_same_in_every_process() -
 class Said:
     """A session that appends what it is told, as an agent does."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: ReplyScript) -> None:
         self.script, self.tokens = script, prompt(20)
 
     def ask(self) -> Ints:
@@ -60,7 +60,7 @@ class Said:
 
 def test_a_script_gives_each_turn_its_length_then_one_token() -> None:
     lengths = [5, 3, 8]
-    said = Said(Script(lambda session, turn: lengths[turn] if turn < 3 else None))
+    said = Said(ReplyScript(lambda session, turn: lengths[turn] if turn < 3 else None))
     replies = []
     for _ in range(4):
         replies.append(said.ask())
@@ -69,7 +69,7 @@ def test_a_script_gives_each_turn_its_length_then_one_token() -> None:
 
 
 def test_a_retry_says_the_same_and_an_aborted_reply_goes_on_where_it_was_cut() -> None:
-    said = Said(Script(lambda session, turn: [7, 4][turn]))
+    said = Said(ReplyScript(lambda session, turn: [7, 4][turn]))
     whole = said.ask()
     np.testing.assert_array_equal(said.ask(), whole)
     said.keep(whole[:3], 0)
@@ -79,7 +79,7 @@ def test_a_retry_says_the_same_and_an_aborted_reply_goes_on_where_it_was_cut() -
 
 
 def test_a_script_may_hold_the_tokens_themselves_and_forgets_a_session() -> None:
-    said = Said(Script(lambda session, turn: [[9, 8], [7]][turn]))
+    said = Said(ReplyScript(lambda session, turn: [[9, 8], [7]][turn]))
     assert said.ask().tolist() == [9, 8]
     said.keep(np.array([9, 8]), 4)
     assert said.ask().tolist() == [7]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.emulated.books import prompt
-from muster.lab.emulated.run import Run
+from muster.lab.emulated.run import TokenRun
 from muster.types import Ints
 
 
@@ -22,8 +22,8 @@ PIECES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=
 def test_a_run_is_the_concatenation_of_its_pieces(pieces: list[list[int]], at: int, other: list[int]) -> None:
     whole = [token for piece in pieces for token in piece]
 
-    def run() -> Run:
-        made = Run(tokens(pieces[0]))
+    def run() -> TokenRun:
+        made = TokenRun(tokens(pieces[0]))
         for piece in pieces[1:]:
             made.append(tokens(piece))
         return made
@@ -45,7 +45,7 @@ def test_a_run_is_the_concatenation_of_its_pieces(pieces: list[list[int]], at: i
 
 def test_slices_of_one_array_are_known_by_where_they_lie() -> None:
     ids = prompt(10_000)
-    run = Run(ids[100:6000])
+    run = TokenRun(ids[100:6000])
     run.append(ids[6000:7000])
     assert run.lies_in(ids[100:8000]) == 6900
     assert run.lies_in(ids[100:6500]) == 6400
@@ -58,5 +58,5 @@ def test_long_runs_that_lie_elsewhere_are_compared() -> None:
     ids = prompt(10_000)
     other = ids.copy()
     other[5000] += 1
-    assert Run(ids).common(other) == 5000
-    assert Run(ids[:6000]).common(ids[1:6001]) < 10
+    assert TokenRun(ids).common(other) == 5000
+    assert TokenRun(ids[:6000]).common(ids[1:6001]) < 10

@@ -11,7 +11,7 @@ from lab import small_runs
 from muster.engine.timing import EngineTiming
 from muster.errors import UserError
 from muster.journal import Journal
-from muster.lab.collection.collection import World, simulate
+from muster.lab.collection.collection import CollectionWorld, simulate
 from muster.lab.collection.programs import Mishaps
 from muster.lab.collection.workload import programs
 from muster.lab.plan.fit_engine import EngineFit
@@ -20,7 +20,7 @@ from muster.lab.plan.fit_run import fit_run
 from muster.lab.plan.fit_world import Fitted
 
 
-def fitted(world: World, seed: int = 0) -> Fitted:
+def fitted(world: CollectionWorld, seed: int = 0) -> Fitted:
     with simulate(world, seed).journal as journal:
         return fit_run(journal, small_runs.setup_of(world))
 

@@ -14,9 +14,9 @@ from muster.config import RunConfig
 from muster.engine.timing import EngineTiming
 from muster.errors import ConfigError, UserError
 from muster.journal import FILE_NAME, Journal
-from muster.lab.collection.collection import World, simulate
+from muster.lab.collection.collection import CollectionWorld, simulate
 from muster.lab.plan.changes import changes
-from muster.lab.plan.draws import Task, Work, play
+from muster.lab.plan.draws import DrawTask, DrawWork, play
 from muster.lab.plan.fit_sharing import Shares
 from muster.lab.plan.plan import PlanOptions, plan
 from muster.lab.plan.planner import Outcome
@@ -47,7 +47,7 @@ def recommended(path: Path) -> str | None:
     return plan(PlanOptions(workload=path, seeds=1, jobs=1), quiet).notes["recommended"]
 
 
-def run_of(directory: Path, world: World, seed: int = 0) -> Path:
+def run_of(directory: Path, world: CollectionWorld, seed: int = 0) -> Path:
     """A run's directory with the journal that a simulation wrote, under the configuration of a real one."""
     sandboxes, engine = world.sandboxes, world.fleet.config()
     config = RunConfig(
@@ -63,7 +63,7 @@ def run_of(directory: Path, world: World, seed: int = 0) -> Path:
     return directory
 
 
-def short(*, slots: int = 16) -> World:
+def short(*, slots: int = 16) -> CollectionWorld:
     """Four batches of short programs, whose contexts fit into the embedded engine's defaults."""
     return small_runs.world(
         workload={"group_size": 3, "turns": {"median": 2, "sigma": 0.3, "cap": 4}, "max_context_tokens": 1500},
@@ -152,8 +152,8 @@ def test_on_one_machine_what_overlaps_is_slower(run: Path) -> None:
     (change,) = (c for c in changes(base.world) if c.name == "max_lag 1")
 
     def ttb_s(alone: Shares | None) -> float:
-        work = Work(groups=base.groups, alone=alone)
-        outcome = play(work, Task(world=change.world, number=0, skipped=base.skipped))
+        work = DrawWork(groups=base.groups, alone=alone)
+        outcome = play(work, DrawTask(world=change.world, number=0, skipped=base.skipped))
         assert isinstance(outcome, Outcome)
         return outcome.ttb_mean_s
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lab import small_runs
 from muster.lab.plan.changes import Change, unlimited, with_slots
-from muster.lab.plan.planner import Comparison, Outcome, Reproduction, devices, recommend, slots_needed
+from muster.lab.plan.planner import Comparison, Outcome, SimulatedRun, devices, recommend, slots_needed
 
 WORLD = small_runs.world()
 
@@ -31,7 +31,7 @@ def comparison(name: str, after_s: Sequence[float], *, devices: int = 2, length_
 
 
 def chosen(*comparisons: Comparison, error: float = 0.0) -> str | None:
-    found = recommend(comparisons, Reproduction(measured_s=100.0, simulated_s=100.0 * (1 + error)))
+    found = recommend(comparisons, SimulatedRun(measured_s=100.0, simulated_s=100.0 * (1 + error)))
     return found.comparison.change.name if found.comparison else None
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from muster.journal import Journal
-from muster.observe.intervals import Piece
+from muster.observe.intervals import Labelled
 from muster.observe.render.figures import causes, coarse, devices
 from muster.observe.render.timeline import write_figures
 from muster.observe.report import build_report
@@ -32,11 +32,15 @@ def test_bars_add_up_to_the_ttb(run: SyntheticRun) -> None:
 
 
 def test_a_coarse_strip_takes_what_filled_most_of_each_cell_and_keeps_gaps() -> None:
-    strip = (Piece(0, 3, DeviceState.TRAIN), Piece(3, 10, DeviceState.BATCH_WAIT), Piece(20, 30, DeviceState.TRAIN))
+    strip = (
+        Labelled(0, 3, DeviceState.TRAIN),
+        Labelled(3, 10, DeviceState.BATCH_WAIT),
+        Labelled(20, 30, DeviceState.TRAIN),
+    )
     assert coarse(strip, 0.0, 5.0) == (
-        Piece(0.0, 5.0, DeviceState.TRAIN),
-        Piece(5.0, 10.0, DeviceState.BATCH_WAIT),
-        Piece(20.0, 30.0, DeviceState.TRAIN),
+        Labelled(0.0, 5.0, DeviceState.TRAIN),
+        Labelled(5.0, 10.0, DeviceState.BATCH_WAIT),
+        Labelled(20.0, 30.0, DeviceState.TRAIN),
     )
 
 

@@ -17,9 +17,9 @@ from muster import clock
 from muster.errors import SandboxStartError, TaskError
 from muster.sandbox.egress import proxy, rules
 from muster.sandbox.egress.door import ENV, Egress
-from muster.sandbox.egress.door import Door as Open
-from muster.sandbox.egress.proxy import Door, Stream
-from muster.sandbox.egress.report import HOSTS_KEPT, OTHERS, EgressReport, Tally
+from muster.sandbox.egress.door import SandboxProxy as Open
+from muster.sandbox.egress.proxy import SandboxProxy, Stream
+from muster.sandbox.egress.report import HOSTS_KEPT, OTHERS, EgressReport, EgressTally
 from muster.sandbox.egress.rules import Address
 from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.types import ImageSpec, Limits
@@ -81,7 +81,7 @@ def in_town(hosts: list[str], body: Body) -> EgressReport:
         town.server_port = server.sockets[0].getsockname()[1]
         listener = socket.create_server(("127.0.0.1", 0))
         town.port = listener.getsockname()[1]
-        door = Door(listener, rules.parse(hosts), resolve=town.resolve, connect=town.connect)
+        door = SandboxProxy(listener, rules.parse(hosts), resolve=town.resolve, connect=town.connect)
         await door.start()
         try:
             async with clock.timeout(10):
@@ -199,7 +199,7 @@ def test_closing_a_door_cuts_its_connections() -> None:
         server = await asyncio.start_server(hang, "127.0.0.1", 0)
         town.server_port = server.sockets[0].getsockname()[1]
         listener = socket.create_server(("127.0.0.1", 0))
-        door = Door(listener, rules.parse(["*"]), resolve=town.resolve, connect=town.connect)
+        door = SandboxProxy(listener, rules.parse(["*"]), resolve=town.resolve, connect=town.connect)
         port = listener.getsockname()[1]
         await door.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -222,7 +222,7 @@ def test_loopback_is_recognised_as_this_machine() -> None:
 
 
 def test_a_flood_of_invented_hosts_takes_no_more_room_than_a_few() -> None:
-    tally = Tally()
+    tally = EgressTally()
     for number in range(HOSTS_KEPT + 10):
         tally.refuse(f"{number}.org:80")
     tally.refuse("0.org:80")

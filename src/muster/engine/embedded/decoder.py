@@ -19,7 +19,7 @@ from torch import Tensor
 
 from muster.engine.embedded.cores import Cores
 from muster.engine.embedded.kv_store import KVStore
-from muster.engine.embedded.packed_weights import LayerWeights, PackedWeights
+from muster.engine.embedded.packed_weights import PackedLayer, PackedWeights
 from muster.engine.embedded.step_plan import LongRow, SingleBatch, StepPlan
 from muster.model.attention import rope_tables
 from muster.model.config import LlamaConfig
@@ -93,7 +93,7 @@ class Decoder:
             scores_T[start + 1 : stop + 1] = chosen - logits.logsumexp(-1)
         return scores_T
 
-    def _layer(self, index: int, layer: LayerWeights, x_TD: Tensor, step: _Step) -> Tensor:
+    def _layer(self, index: int, layer: PackedLayer, x_TD: Tensor, step: _Step) -> Tensor:
         q_TKGW, kv = self._qkv(layer, x_TD, step.cos_T1W, step.sin_T1W)
         cache_SHCW = self._store.slots_LSHCW[index]
         cache_SHCW[step.slots_T, :, step.rows_T] = kv
@@ -102,7 +102,7 @@ class Decoder:
             out_TD = layer.out(out_TD)
         return self._mlp(layer, x_TD + out_TD)
 
-    def _qkv(self, layer: LayerWeights, x_TD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def _qkv(self, layer: PackedLayer, x_TD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Queries (T, K, G, W), and keys then values (T, 2K, W), rotated."""
         c = self._config
         rotated = c.heads + c.kv_heads
@@ -113,7 +113,7 @@ class Decoder:
         qkv[:, :rotated] = torch.addcmul(qkv[:, :rotated] * cos, turned, sin)
         return qkv[:, : c.heads].unflatten(1, (c.kv_heads, self._group)), qkv[:, c.heads :]
 
-    def _mlp(self, layer: LayerWeights, x_TD: Tensor) -> Tensor:
+    def _mlp(self, layer: PackedLayer, x_TD: Tensor) -> Tensor:
         normed_TD = self._norm(x_TD, layer.mlp_norm_D)
         with self._cores:
             gate, up = layer.gate_up(normed_TD).chunk(2, dim=-1)

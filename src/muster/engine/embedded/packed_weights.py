@@ -47,7 +47,7 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWeights:
+class PackedLayer:
     attention_norm_D: Tensor
     qkv: Linear
     out: Linear
@@ -63,7 +63,7 @@ class PackedWeights:
     config: LlamaConfig
     dtype: torch.dtype
     embedding_VD: Tensor
-    layers: tuple[LayerWeights, ...]
+    layers: tuple[PackedLayer, ...]
     norm_D: Tensor
     head: Linear
     digest: str
@@ -100,7 +100,7 @@ def pack(config: LlamaConfig, state: Mapping[str, Tensor], dtype: torch.dtype) -
     )
 
 
-def _pack_layer(config: LlamaConfig, state: Mapping[str, Tensor], index: int) -> LayerWeights:
+def _pack_layer(config: LlamaConfig, state: Mapping[str, Tensor], index: int) -> PackedLayer:
     prefix = f"model.layers.{index}."
 
     def stacked(kind: str, *names: str) -> Tensor:
@@ -108,7 +108,7 @@ def _pack_layer(config: LlamaConfig, state: Mapping[str, Tensor], index: int) ->
 
     qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     bias_O = stacked("bias", *qkv) if config.qkv_bias else None
-    return LayerWeights(
+    return PackedLayer(
         attention_norm_D=state[prefix + "input_layernorm.weight"].clone(),
         qkv=Linear(stacked("weight", *qkv), bias_O),
         out=Linear(stacked("weight", "self_attn.o_proj")),
@@ -129,7 +129,7 @@ class _Held(Mapping[str, Tensor]):
         self,
         config: LlamaConfig,
         embedding_VD: Tensor,
-        layers: tuple[LayerWeights, ...],
+        layers: tuple[PackedLayer, ...],
         norm_D: Tensor,
         head: Linear,
     ) -> None:
@@ -154,7 +154,7 @@ class _Held(Mapping[str, Tensor]):
         _, _, index, *path, kind = name.split(".")
         return self._of_layer(self._layers[int(index)], path[-1], kind)
 
-    def _of_layer(self, layer: LayerWeights, name: str, kind: str) -> Tensor:
+    def _of_layer(self, layer: PackedLayer, name: str, kind: str) -> Tensor:
         c = self._config
         q, kv = c.heads * c.head_width, c.kv_heads * c.head_width
         rows = {

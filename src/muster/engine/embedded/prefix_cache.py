@@ -82,7 +82,7 @@ class Rebase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
+class RowCopy:
     """Copy token rows [start, stop) from `source`'s tail, which starts at token `source_shared`."""
 
     source: int
@@ -98,7 +98,7 @@ class Placement:
     slot: Slot
     cached: int
     rebase: Rebase | None = None
-    copy: Copy | None = None
+    copy: RowCopy | None = None
 
 
 @dataclass(slots=True)
@@ -193,7 +193,7 @@ class PrefixCache:
             rebase = self._rebase(source, new, best)
             prefix, attached = new, best
         elif best > attached:
-            copy = Copy(source=source.index, source_shared=source.shared, start=attached, stop=best)
+            copy = RowCopy(source=source.index, source_shared=source.shared, start=attached, stop=best)
         self._start(target, tokens, session, salt)
         target.prefix, target.shared = (prefix, attached) if prefix else (None, 0)
         target.filled = best

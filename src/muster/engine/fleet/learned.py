@@ -16,7 +16,7 @@ PACE_TURNS = 64
 
 
 @dataclass(slots=True)
-class Mean:
+class LearnedMean:
     """Of what was seen; `value` before anything was is a guess, which the first sight replaces."""
 
     value: float
@@ -31,8 +31,8 @@ class Mean:
 class Growth:
     """Tokens of a reply, and of what comes between a reply and the next turn. The guesses are a terminal agent's."""
 
-    replied: Mean = field(default_factory=lambda: Mean(220.0))
-    observed: Mean = field(default_factory=lambda: Mean(500.0))
+    replied: LearnedMean = field(default_factory=lambda: LearnedMean(220.0))
+    observed: LearnedMean = field(default_factory=lambda: LearnedMean(500.0))
 
     @property
     def reply_tokens(self) -> int:
@@ -62,7 +62,7 @@ class PrefillRate:
 
 
 @dataclass(slots=True)
-class Pace:
+class LearnedPace:
     """Seconds that a replica takes for each token it samples now, all that a turn waits for included."""
 
     tokens: float = 0.0

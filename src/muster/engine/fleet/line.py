@@ -24,8 +24,8 @@ class Waiting:
 
 
 @dataclass(slots=True)
-class Line:
-    """O(log n) for each event. Example: `line = Line(); line.join(turn); line.first()`"""
+class TurnQueue:
+    """O(log n) for each event. Example: `line = TurnQueue(); line.join(turn); line.first()`"""
 
     _heap: list[tuple[int, int]] = field(init=False, default_factory=list[tuple[int, int]])
     _waiting: dict[int, Waiting] = field(init=False, default_factory=dict[int, Waiting])

@@ -23,8 +23,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from muster.engine.fleet.learned import Growth, Pace, PrefillRate
-from muster.engine.fleet.line import Line, Waiting
+from muster.engine.fleet.learned import Growth, LearnedPace, PrefillRate
+from muster.engine.fleet.line import TurnQueue, Waiting
 from muster.engine.fleet.residents import Residents
 
 Policy = Literal["affinity", "round_robin", "least_loaded", "consistent_hash"]
@@ -91,7 +91,7 @@ class _Replica:
     kv_capacity_tokens: int
     residents: Residents
     rate: PrefillRate = field(default_factory=PrefillRate)
-    token_s: Pace = field(default_factory=Pace)  # of sampled tokens, waiting and prefill included
+    token_s: LearnedPace = field(default_factory=LearnedPace)  # of sampled tokens, waiting and prefill included
     accepts: bool = True
     running: int = 0
     sessions: int = 0  # whose home it is
@@ -133,7 +133,7 @@ class Router:
         self._groups: dict[str, dict[str, None]] = {}  # group -> replicas that computed its prompt
         self._members: dict[str, int] = {}  # live sessions of a group
         self._running: dict[int, _Running] = {}
-        self._line = Line()
+        self._line = TurnQueue()
         self._growth = Growth()
         self._began = self._joined = 0
         self._turns = 0

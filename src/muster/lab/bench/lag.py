@@ -1,6 +1,6 @@
 """`muster bench lag`: the lag that a closed form predicts, beside the lag of the simulator.
 
-    settings ─► World (constant decode rate, no tools) ─► the real scheduler and loops ─► lag of each trained group
+    settings ─► world (constant decode rate, no tools) ─► real scheduler and loops ─► lag of each trained group
 
 **What is predicted.** Batch `k` is trained by version `k`, so the lag of a group is `k` minus the version of its oldest
 token, averaged over the groups of the batches after the start and before the last admission. The formula's terms here:
@@ -45,7 +45,7 @@ import numpy as np
 from muster.engine.config import EmulatedEngineConfig
 from muster.engine.timing import EngineTiming
 from muster.journal import BatchRow, GroupRow, Journal, StepRow, TrajectoryRow
-from muster.lab.collection.collection import FleetWorld, SandboxWorld, TrainingWorld, World, simulate
+from muster.lab.collection.collection import CollectionWorld, FleetWorld, SandboxWorld, TrainingWorld, simulate
 from muster.lab.collection.workload import Lognormal, Program, WorkloadConfig, group_programs
 from muster.lab.result import BenchResult, Target
 from muster.observe.freshness import batch_freshness
@@ -222,7 +222,7 @@ def _workload(setting: Setting) -> WorkloadConfig:
     )
 
 
-def _world(setting: Setting, workload: WorkloadConfig, length_s: float, steps: int) -> World:
+def _world(setting: Setting, workload: WorkloadConfig, length_s: float, steps: int) -> CollectionWorld:
     engine = EmulatedEngineConfig(
         timing=EngineTiming(step_s=TOKEN_S, prefill_s=1e-9),
         max_running=setting.live,
@@ -232,7 +232,7 @@ def _world(setting: Setting, workload: WorkloadConfig, length_s: float, steps: i
         stage_s=0,
         commit_s=0,
     )
-    return World(
+    return CollectionWorld(
         workload=workload,
         fleet=FleetWorld(replicas=1, engine=engine),
         sandboxes=SandboxWorld(slots=2 * setting.live, verify="in_place"),

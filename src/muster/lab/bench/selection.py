@@ -22,7 +22,14 @@ import numpy as np
 
 from muster.engine.config import EmulatedEngineConfig
 from muster.engine.timing import EngineTiming
-from muster.lab.collection.collection import FleetWorld, SandboxWorld, TrainingWorld, World, number_of, simulate
+from muster.lab.collection.collection import (
+    CollectionWorld,
+    FleetWorld,
+    SandboxWorld,
+    TrainingWorld,
+    number_of,
+    simulate,
+)
 from muster.lab.collection.workload import Lognormal, WorkloadConfig, group_programs
 from muster.lab.result import BenchResult, Target
 from muster.observe.bias import bias
@@ -133,7 +140,7 @@ def selected(policy: str, seed: int, *, steps: int = STEPS) -> Selected:
     )
 
 
-def world(policy: str, steps: int) -> World:
+def world(policy: str, steps: int) -> CollectionWorld:
     """Slots are short, an engine is not, and the trainer is half as busy as the rollouts."""
     engine = EmulatedEngineConfig(
         timing=EngineTiming(step_s=0.02, prefill_s=1e-5),
@@ -143,7 +150,7 @@ def world(policy: str, steps: int) -> World:
         kv_capacity_tokens=8192 * (LIVE + 1),
     )
     schedule = {"groups_per_batch": WORKLOAD.groups, "group_size": WORKLOAD.group_size, "slots": LIVE}
-    return World(
+    return CollectionWorld(
         workload=WORKLOAD,
         fleet=FleetWorld(replicas=1, engine=engine),
         sandboxes=SandboxWorld(slots=2 * LIVE),

@@ -1,6 +1,6 @@
 """What no scheduler could beat in a declared world: its programs held against its fleet and its sandboxes.
 
-    World, programs ─► Cohort (work under perfect prefix reuse) + Capacity (rates of an undisturbed engine) ─► Bounds
+    world, programs ─► Cohort (work, perfect prefix reuse) + Capacity (rates of an undisturbed engine) ─► Bounds
 
 Law: pure. The bound is of the work and the machines, not of how they are used: routing, order and warm forks of the
 world do not enter, and a sandbox is counted as ready after `boot_s`, whatever booted it.
@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from muster.lab.collection.collection import Groups, World
+from muster.lab.collection.collection import CollectionWorld, Groups
 from muster.lab.collection.workload import Program
 from muster.observe.bounds.lower import Array, Bounds, Capacity, Cohort, lower_bounds
 from muster.observe.bounds.turns import Turns
 
 
-def planned_bounds(world: World, groups: Groups, *, boot_s: float = 0.0, overlapping: bool = False) -> Bounds:
+def planned_bounds(world: CollectionWorld, groups: Groups, *, boot_s: float = 0.0, overlapping: bool = False) -> Bounds:
     """Lower bounds, in seconds, on collecting `groups` once.
 
     boot_s: the least that a sandbox takes to be ready; 0 when nothing is known of it. overlapping: other batches are
@@ -47,7 +47,7 @@ def planned_cohort(groups: Groups, *, boot_s: float = 0.0) -> Cohort:
     )
 
 
-def planned_capacity(world: World) -> Capacity:
+def planned_capacity(world: CollectionWorld) -> Capacity:
     """Rates of engines that do nothing else, at the shortest contexts: none of them can be exceeded."""
     engine, replicas = world.fleet.config(), world.fleet.replicas
     return Capacity(

@@ -1,6 +1,6 @@
 """One collection, simulated: the real orchestrator over a fleet, a pool and a workload that are declared, not real.
 
-    World, seed ─► Orchestrator ─ Scheduler ─ Dispatcher ─ PlannedAttempts ─┬─ Fleet, Router ─ EmulatedReplica × n
+    world, seed ─► Orchestrator ─ Scheduler ─ Dispatcher ─ PlannedAttempts ─┬─ Fleet, Router ─ EmulatedReplica × n
                    on the virtual clock                                     └─ Pool ─ TimedBackend      FakeTrainer
                                             └─► Collected: the journal that a run would have written, and counters
 
@@ -105,10 +105,10 @@ class TrainingWorld(BaseModel):
     watch_interval_s: float = Field(default=10.0, gt=0, description="how often engine statistics are read")
 
 
-class World(BaseModel):
+class CollectionWorld(BaseModel):
     """Everything that a simulated collection depends on, apart from the seed.
 
-    Example: `World(schedule=SchedulerConfig(groups_per_batch=32, group_size=8, slots=64))`
+    Example: `CollectionWorld(schedule=SchedulerConfig(groups_per_batch=32, group_size=8, slots=64))`
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -127,7 +127,7 @@ class World(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _consistent(self) -> World:
+    def _consistent(self) -> CollectionWorld:
         ours, theirs = self.workload.group_size, self.schedule.group_size
         if ours != theirs:
             raise ValueError(f"workload.group_size = {ours} and schedule.group_size = {theirs} must be equal")
@@ -139,13 +139,13 @@ class World(BaseModel):
             )
         return self
 
-    def with_(self, **changes: dict[str, Any]) -> World:
+    def with_(self, **changes: dict[str, Any]) -> CollectionWorld:
         """A copy with fields of its parts changed, checked again.
 
         Example: `world.with_(fleet={"replicas": 4}, sandboxes={"slots": 128}, schedule={"slots": 128})`
         """
         parts = {name: {**_fields(getattr(self, name)), **part} for name, part in changes.items()}
-        return World.model_validate({**_fields(self), **parts})
+        return CollectionWorld.model_validate({**_fields(self), **parts})
 
 
 def _fields(model: BaseModel) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class Collected:
     sampled: tokens by launch, those of cancelled attempts included. plan: the programs of a group, by its number.
     """
 
-    world: World
+    world: CollectionWorld
     seed: int
     journal: Journal
     engines: tuple[EngineStatistics, ...]
@@ -182,7 +182,7 @@ class Collected:
         return sum(e.cached_tokens for e in self.engines) / prompt if prompt else 0.0
 
 
-def simulate(world: World, seed: int, *, groups: Groups | None = None) -> Collected:
+def simulate(world: CollectionWorld, seed: int, *, groups: Groups | None = None) -> Collected:
     """Live it to its end, on a virtual clock of its own.
 
     groups: programs to play in the place of `world.workload`'s, [group][sibling]; used again from the first when there
@@ -191,7 +191,7 @@ def simulate(world: World, seed: int, *, groups: Groups | None = None) -> Collec
     return clock.run_virtual(collect(world, seed, groups=groups))
 
 
-async def collect(world: World, seed: int, *, groups: Groups | None = None) -> Collected:
+async def collect(world: CollectionWorld, seed: int, *, groups: Groups | None = None) -> Collected:
     """`simulate` on the running loop, which must be virtual."""
     journal = Journal.in_memory(meta={"run": f"seed {seed}", "config": _config(world)})
     texts = Texts()
@@ -275,13 +275,13 @@ def number_of(task_id: str) -> int:
     return int(task_id.removeprefix("task"))
 
 
-def _plan(world: World, seed: int, groups: Groups | None) -> Plan:
+def _plan(world: CollectionWorld, seed: int, groups: Groups | None) -> Plan:
     if groups is not None:
         return lambda number: groups[number % len(groups)]
     return cache(lambda number: group_programs(world.workload, seed, number))
 
 
-def known(world: World, seed: int) -> dict[str, Any]:
+def known(world: CollectionWorld, seed: int) -> dict[str, Any]:
     """The scheduler's state after earlier epochs: how long attempts at each task took, on engines with nothing else."""
     expectation = Expectation()
     engine = world.fleet.config()
@@ -313,7 +313,7 @@ class Playing(Attempts, Protocol):
 
 
 def parts(
-    world: World, journal: Journal, attempts: Playing, replicas: Sequence[Replica], tasks: NumberedTasks
+    world: CollectionWorld, journal: Journal, attempts: Playing, replicas: Sequence[Replica], tasks: NumberedTasks
 ) -> Parts:
     """What an orchestrator drives in such a world; attempts, replicas and tasks may be real ones."""
     training = world.training
@@ -390,7 +390,7 @@ def loop(training: TrainingWorld) -> LoopConfig:
     )
 
 
-def _config(world: World) -> dict[str, Any]:
+def _config(world: CollectionWorld) -> dict[str, Any]:
     """What a report and a fit read of a run's configuration, under the names of a real one."""
     engine = world.fleet.config()
     return {

@@ -23,7 +23,7 @@ Chunk = tuple[Request, int]
 
 
 @dataclass(slots=True)
-class Batch:
+class RunningBatch:
     """`running` is in order of admission; `prefilling` are those of them whose prompt is not computed yet."""
 
     config: EmulatedEngineConfig

@@ -27,7 +27,7 @@ from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause
 from muster.engine.timeline import Timeline
 from muster.engine.timing import Work
 from muster.errors import EngineError, UserError
-from muster.lab.emulated.batch import Batch, Request
+from muster.lab.emulated.batch import Request, RunningBatch
 from muster.lab.emulated.replies import Policy, made_up
 from muster.lab.emulated.request import Done
 from muster.lab.emulated.stride import Stride
@@ -53,7 +53,7 @@ class EmulatedCore:
         self.config, self.name, self.version, self.now = config, name, version, now
         self.work = Work()
         self._policy = policy
-        self._batch = Batch(config)
+        self._batch = RunningBatch(config)
         self._salt = 0  # of the prefix cache: grows with every commit that does not share
         self._batch.cache.serve(self._salt)
         self._live: dict[str, Request] = {}

@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from muster.lab.emulated.run import Run
+from muster.lab.emulated.run import TokenRun
 from muster.types import Ints
 
 Owner = TypeVar("Owner")
@@ -31,7 +31,7 @@ class Node(Generic[Owner]):
 
     __slots__ = ("children", "last_used", "locks", "owner", "parent", "ready", "run", "salt")
 
-    def __init__(self, parent: Node[Owner] | None, run: Run, salt: int) -> None:
+    def __init__(self, parent: Node[Owner] | None, run: TokenRun, salt: int) -> None:
         self.parent, self.run, self.salt = parent, run, salt
         self.children: dict[bytes, Node[Owner]] = {}
         self.ready = len(run)
@@ -114,9 +114,9 @@ class RadixCache(Generic[Owner]):
             return node
         if node.parent is not None and not node.children and not node.locks and node.owner is None:
             self._lock(node)
-            node.run = Run(tokens[match.cached - len(node.run) : end])  # one piece again
+            node.run = TokenRun(tokens[match.cached - len(node.run) : end])  # one piece again
         else:
-            child = Node(node, Run(tokens[match.cached : end]), node.salt)
+            child = Node(node, TokenRun(tokens[match.cached : end]), node.salt)
             child.ready = 0
             node.children[child.run.start(self.block)] = child
             node = child
@@ -148,7 +148,7 @@ class RadixCache(Generic[Owner]):
                 break
             below, at = child, at + common
         if at < len(rest) and below.children.get(self._key(rest, at)) is None:
-            child = Node(below, Run(rest[at:]), node.salt)
+            child = Node(below, TokenRun(rest[at:]), node.salt)
             below.children[self._key(rest, at)] = child
             self.used += len(child.run)
             self.idle += len(child.run)
@@ -229,7 +229,7 @@ class RadixCache(Generic[Owner]):
 
     def _root(self, salt: int) -> Node[Owner]:
         if salt not in self._roots:
-            self._roots[salt] = Node(None, Run(np.zeros(0, np.int32)), salt)
+            self._roots[salt] = Node(None, TokenRun(np.zeros(0, np.int32)), salt)
         return self._roots[salt]
 
     def _split(self, node: Node[Owner], at: int) -> Node[Owner]:

@@ -53,7 +53,7 @@ def logprobs_of(tokens: Ints, version: Version, temperature: float, *, start: in
 
 
 @dataclass(slots=True)
-class Script:
+class ReplyScript:
     """A policy that replays: each session's turns have replies, or lengths of made-up replies, given beforehand.
 
     replies: (session id, turn) -> token ids, or how many tokens to make up; None: the script has ended, which is
@@ -61,7 +61,7 @@ class Script:
     one script may be shared by all replicas of a fleet, and every arm of a comparison says the same. `max_tokens`
     must leave room for the whole reply: one that it cuts is taken for aborted.
 
-    Example: `Script(lambda session, turn: [120, 40, 300][turn] if turn < 3 else None, vocabulary=32768)`
+    Example: `ReplyScript(lambda session, turn: [120, 40, 300][turn] if turn < 3 else None, vocabulary=32768)`
     """
 
     replies: Callable[[str, int], Sequence[int] | Ints | int | None]

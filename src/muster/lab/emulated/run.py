@@ -16,10 +16,10 @@ _LOOK = 2048
 """Tokens up to which comparing is cheaper than asking numpy where they lie."""
 
 
-class Run:
+class TokenRun:
     """Tokens in order.
 
-    Example: `run = Run(prompt); run.append(reply); run.common(next_prompt) == len(prompt) + len(reply)`
+    Example: `run = TokenRun(prompt); run.append(reply); run.common(next_prompt) == len(prompt) + len(reply)`
     """
 
     __slots__ = ("_length", "_pieces")
@@ -48,9 +48,9 @@ class Run:
             if self._length < length:
                 self.append(last[: length - self._length])
 
-    def cut(self, at: int) -> Run:
+    def cut(self, at: int) -> TokenRun:
         """Take the first `at` away; returns them."""
-        head = Run(self._pieces[0][:0])
+        head = TokenRun(self._pieces[0][:0])
         while len(head) < at:
             piece, missing = self._pieces[0], at - len(head)
             head.append(piece[:missing])

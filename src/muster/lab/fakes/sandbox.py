@@ -21,7 +21,7 @@ import numpy as np
 
 from muster import clock
 from muster.errors import SandboxError, SandboxLost, SandboxStartError
-from muster.lab.fakes.shell import Destroyed, Ended, Files, Interpreter, Shell
+from muster.lab.fakes.shell import Destroyed, Ended, FakeShell, Files, Interpreter
 from muster.sandbox.port import MAIN, Counters, Mount, Result, Snapshot
 from muster.types import ImageSpec, Limits
 
@@ -51,7 +51,7 @@ class FakeFaults:
 @dataclass(frozen=True, slots=True)
 class _State:
     files: Files
-    shell: Shell
+    shell: FakeShell
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class FakeBackend:
         workdir = image.workdir or "/app"
         id = f"image-{image.dockerfile}-{workdir}-{sorted(image.env.items())}"
         files = Files(directories={"/", "/app", "/tmp", "/root", workdir})
-        self._states.setdefault(id, _State(files, Shell(cwd=workdir, variables=dict(image.env))))
+        self._states.setdefault(id, _State(files, FakeShell(cwd=workdir, variables=dict(image.env))))
         return Snapshot(id=id, workdir=workdir, env=dict(image.env))
 
     async def fork(
@@ -112,7 +112,9 @@ class FakeBackend:
             files.add_host(mount.source, mount.target)
         # as in the real one: without shell state, only the environment is left
         shell = (
-            state.shell.copy() if snapshot.shell_state else Shell(cwd=snapshot.workdir, variables=dict(snapshot.env))
+            state.shell.copy()
+            if snapshot.shell_state
+            else FakeShell(cwd=snapshot.workdir, variables=dict(snapshot.env))
         )
         sandbox = FakeSandbox(self, f"{label}#{next(self._numbers)}", snapshot, files, shell)
         self._live[sandbox.id] = sandbox
@@ -150,7 +152,7 @@ class FakeBackend:
             return True
         return False
 
-    def freeze(self, files: Files, shell: Shell, origin: Snapshot, *, keep: bool = False) -> Snapshot:
+    def freeze(self, files: Files, shell: FakeShell, origin: Snapshot, *, keep: bool = False) -> Snapshot:
         state = _State(files.copy(), shell.copy())
         if keep:
             self.disk.made += 1
@@ -198,7 +200,7 @@ class _Patience:
 class FakeSandbox:
     """Implements `sandbox.port.Sandbox`."""
 
-    def __init__(self, backend: FakeBackend, id: str, origin: Snapshot, files: Files, shell: Shell) -> None:
+    def __init__(self, backend: FakeBackend, id: str, origin: Snapshot, files: Files, shell: FakeShell) -> None:
         self.id = id
         self._backend = backend
         self._origin = origin
@@ -292,8 +294,8 @@ class FakeSandbox:
     def _in_background(self, duration_s: float) -> None:
         self._background_until = max(self._background_until, clock.now() + duration_s)
 
-    def _fresh_shell(self) -> Shell:
-        return Shell(cwd=self._origin.workdir, variables=dict(self._origin.env))
+    def _fresh_shell(self) -> FakeShell:
+        return FakeShell(cwd=self._origin.workdir, variables=dict(self._origin.env))
 
     def lose(self) -> None:
         """A test or the simulator kills it from outside."""

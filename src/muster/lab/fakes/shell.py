@@ -38,14 +38,14 @@ class _Failed(Exception):
 
 
 @dataclass(slots=True)
-class Shell:
+class FakeShell:
     """What a shell remembers between commands."""
 
     cwd: str
     variables: dict[str, str] = field(default_factory=dict[str, str])
 
-    def copy(self) -> Shell:
-        return Shell(self.cwd, dict(self.variables))
+    def copy(self) -> FakeShell:
+        return FakeShell(self.cwd, dict(self.variables))
 
 
 class Files:
@@ -124,7 +124,7 @@ class Interpreter:
     def __init__(
         self,
         files: Files,
-        shell: Shell,
+        shell: FakeShell,
         on_output: Callable[[], None] = lambda: None,
         on_background: Callable[[float], None] = lambda duration_s: None,
     ) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from muster import clock
 from muster.sandbox.port import Snapshot
 from muster.types import Cause, Outcome, Task, Trajectory
-from muster.verifier.attribution import Attempt, Step, decide
+from muster.verifier.attribution import Attempt, VerifierRun, decide
 from muster.verifier.reward import Problem
 
 Score = Callable[[Task, Snapshot], float | Problem]
@@ -62,9 +62,9 @@ class FakeVerifier:
         controls: list[Attempt] = []
         while True:
             decision = decide(finals, controls, success_reward=self._success_reward)
-            if not isinstance(decision, Step):
+            if not isinstance(decision, VerifierRun):
                 return decision
-            state, attempts = (final, finals) if decision is Step.FINAL else (pristine, controls)
+            state, attempts = (final, finals) if decision is VerifierRun.FINAL else (pristine, controls)
             attempts.append(await self._attempt(task, state))
 
     async def _attempt(self, task: Task, state: Snapshot) -> Attempt:

@@ -1,6 +1,6 @@
 """What could be done otherwise in a world: the changes that a plan tries.
 
-    World ─► scheduling, sandboxes, engines, publication ─► Change × n
+    CollectionWorld ─► scheduling, sandboxes, engines, publication ─► Change × n
 
 Law: pure. One thing at a time, so that its effect is its own; nothing that could have no effect here (slots where
 nobody waits for one, affinity of a single engine). Changes of configuration come before those that take machines.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.lab.collection.collection import World
+from muster.lab.collection.collection import CollectionWorld
 
 SLICE_S = 180.0
 """How long a trajectory keeps its sandbox from one that waits, where turns are tried: longer than most commands."""
@@ -24,27 +24,27 @@ class Change:
 
     name: str
     says: str
-    world: World
+    world: CollectionWorld
 
 
-def changes(world: World) -> list[Change]:
+def changes(world: CollectionWorld) -> list[Change]:
     """Everything worth trying in this world, cheap changes of configuration before those that need machines."""
     return [*_scheduling(world), *_sandboxes(world), *_engines(world), *_publication(world)]
 
 
-def with_slots(world: World, slots: int) -> World:
+def with_slots(world: CollectionWorld, slots: int) -> CollectionWorld:
     """So many sandboxes, and trajectories in them."""
     return world.with_(sandboxes={"slots": slots}, schedule={"slots": slots})
 
 
-def unlimited(world: World) -> int:
+def unlimited(world: CollectionWorld) -> int:
     """Trajectories at once beyond which none waits for a slot."""
     schedule = world.schedule
     groups = schedule.groups_per_batch * (1 + schedule.max_lag) * schedule.over_launch
     return int(np.ceil(groups)) * schedule.group_size
 
 
-def _scheduling(world: World) -> list[Change]:
+def _scheduling(world: CollectionWorld) -> list[Change]:
     schedule = world.schedule
     lag, most = schedule.max_lag, unlimited(world)
     slots = min(schedule.slots, most)
@@ -94,7 +94,7 @@ def _scheduling(world: World) -> list[Change]:
     return found
 
 
-def _sandboxes(world: World) -> list[Change]:
+def _sandboxes(world: CollectionWorld) -> list[Change]:
     sandboxes, most = world.sandboxes, unlimited(world)
     warm = max(2 * sandboxes.warm, world.schedule.group_size)
     found = [
@@ -130,7 +130,7 @@ def _sandboxes(world: World) -> list[Change]:
     ]
 
 
-def _engines(world: World) -> list[Change]:
+def _engines(world: CollectionWorld) -> list[Change]:
     fleet = world.fleet
     found: list[Change] = []
     if fleet.replicas > 1 and fleet.router.policy != "affinity":
@@ -156,7 +156,7 @@ def _engines(world: World) -> list[Change]:
     ]
 
 
-def _publication(world: World) -> list[Change]:
+def _publication(world: CollectionWorld) -> list[Change]:
     """A quarter of the time: what in-place resharding or deltas give over whole files."""
     engine = world.fleet.config()
     faster = engine.model_copy(update={"stage_s": engine.stage_s / 4, "commit_s": engine.commit_s / 4})

@@ -18,7 +18,7 @@ import numpy as np
 
 from muster.errors import MusterError
 from muster.journal import BatchRow, DeviceRow, Journal, LaunchRow, TrajectoryRow
-from muster.lab.collection.collection import Collected, World, number_of, simulate
+from muster.lab.collection.collection import Collected, CollectionWorld, number_of, simulate
 from muster.lab.collection.workload import Program, group_programs
 from muster.lab.plan.fit_programs import Groups, draw
 from muster.lab.plan.fit_sharing import Shares, shares, slowed
@@ -27,7 +27,7 @@ from muster.lab.workers import workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class DrawWork:
     """What is played, and on what. `groups`: recorded ones to draw from; None: what each world declares.
 
     alone: engines and trainer are processes of one machine (`lab.plan.fit_sharing`); a first guess of their shares.
@@ -38,10 +38,10 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class DrawTask:
     """Draw `number` in `world`, whose first `skipped` batches do not count."""
 
-    world: World
+    world: CollectionWorld
     number: int
     skipped: int
 
@@ -56,19 +56,19 @@ Failed = str
 class Draws:
     """Example: `with drawing(work, jobs=2) as draws: outcomes = draws.outcomes(world, range(5), skipped=3)`"""
 
-    def __init__(self, run: Callable[[list[Task]], Iterator[Outcome | Failed]]) -> None:
+    def __init__(self, run: Callable[[list[DrawTask]], Iterator[Outcome | Failed]]) -> None:
         self._run = run
 
-    def outcomes(self, world: World, numbers: Sequence[int], *, skipped: int) -> tuple[Outcome, ...] | Failed:
+    def outcomes(self, world: CollectionWorld, numbers: Sequence[int], *, skipped: int) -> tuple[Outcome, ...] | Failed:
         """Of these draws; a string when one of them failed."""
         (outcomes,) = self.each([world], numbers, skipped=skipped)
         return outcomes
 
     def each(
-        self, worlds: Sequence[World], numbers: Sequence[int], *, skipped: int
+        self, worlds: Sequence[CollectionWorld], numbers: Sequence[int], *, skipped: int
     ) -> Iterator[tuple[Outcome, ...] | Failed]:
         """The same of several worlds, one after the other as they are done."""
-        results = self._run([Task(world=w, number=n, skipped=skipped) for w in worlds for n in numbers])
+        results = self._run([DrawTask(world=w, number=n, skipped=skipped) for w in worlds for n in numbers])
         for _ in worlds:
             outcomes = [next(results) for _ in numbers]
             failed = [o for o in outcomes if isinstance(o, Failed)]
@@ -76,7 +76,7 @@ class Draws:
 
 
 @contextmanager
-def drawing(work: Work, *, jobs: int = 0) -> Iterator[Draws]:
+def drawing(work: DrawWork, *, jobs: int = 0) -> Iterator[Draws]:
     """`jobs`: processes; 0: one for each core, 1: this one."""
     jobs = jobs or os.cpu_count() or 1
     if jobs == 1:
@@ -86,7 +86,7 @@ def drawing(work: Work, *, jobs: int = 0) -> Iterator[Draws]:
         yield Draws(lambda tasks: pool.map(_Worker(work), tasks))
 
 
-def play(work: Work, task: Task) -> Outcome | Failed:
+def play(work: DrawWork, task: DrawTask) -> Outcome | Failed:
     """One draw in one world, in this process."""
     groups = None if work.groups is None else draw(work.groups, task.number, task.world.schedule.group_size)
     try:
@@ -107,7 +107,7 @@ def _first(error: BaseException) -> BaseException:
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-def _sharing(task: Task, groups: Groups | None, guess: Shares) -> Outcome:
+def _sharing(task: DrawTask, groups: Groups | None, guess: Shares) -> Outcome:
     """On one machine: as slow as the overlap that is then simulated explains."""
     outcome, found = _simulated(slowed(task.world, guess), task, groups)
     for _ in range(TRIES - 1):
@@ -118,7 +118,7 @@ def _sharing(task: Task, groups: Groups | None, guess: Shares) -> Outcome:
     return outcome
 
 
-def _simulated(world: World, task: Task, groups: Groups | None) -> tuple[Outcome, Shares]:
+def _simulated(world: CollectionWorld, task: DrawTask, groups: Groups | None) -> tuple[Outcome, Shares]:
     collected = simulate(world, task.number, groups=groups)
     with collected.journal as journal:
         batches = journal.rows(BatchRow)[task.skipped :]
@@ -130,9 +130,9 @@ def _simulated(world: World, task: Task, groups: Groups | None) -> tuple[Outcome
 class _Worker:
     """What a worker process does with a task."""
 
-    work: Work
+    work: DrawWork
 
-    def __call__(self, task: Task) -> Outcome | Failed:
+    def __call__(self, task: DrawTask) -> Outcome | Failed:
         return play(self.work, task)
 
 

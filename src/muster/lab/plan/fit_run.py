@@ -31,7 +31,7 @@ from muster.lab.plan.fit_programs import (
     sandbox_seconds,
 )
 from muster.lab.plan.fit_sharing import TRAINER, Shares, shares
-from muster.lab.plan.fit_world import Fitted, Measured, Setup
+from muster.lab.plan.fit_world import Fitted, MeasuredBatches, Setup
 from muster.observe.bounds.fit import by_owner
 from muster.types import DeviceState, PublicationRecord
 
@@ -94,13 +94,13 @@ def fit_run(
     )
 
 
-def measured(journal: Journal) -> Measured:
+def measured(journal: Journal) -> MeasuredBatches:
     """Of a run, as far as `fit_run` would look. Raises `UserError` when it has no batch."""
     return _measured(*_recent(journal.rows(BatchRow)))
 
 
-def _measured(batches: Sequence[BatchRow], skipped: int) -> Measured:
-    return Measured(
+def _measured(batches: Sequence[BatchRow], skipped: int) -> MeasuredBatches:
+    return MeasuredBatches(
         skipped=skipped,
         ttb_s=tuple(b.ready_at - b.opened_at for b in batches),
         trainer_wait_s=tuple(max(0.0, b.ready_at - b.trainer_free_at) for b in batches),

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from muster.engine.timing import EngineTiming
 from muster.journal import DeviceRow
-from muster.lab.collection.collection import World
+from muster.lab.collection.collection import CollectionWorld
 from muster.types import DeviceState
 
 TRAINER = "trainer"
@@ -40,7 +40,7 @@ class Shares:
         return abs(self.engine - other.engine) < 0.02 and abs(self.trainer - other.trainer) < 0.02
 
 
-def slowed(world: World, by: Shares) -> World:
+def slowed(world: CollectionWorld, by: Shares) -> CollectionWorld:
     """`world`, whose times are those of devices that have the machine to themselves, when they have these shares."""
     engine, training = world.fleet.config(), world.training
     timing = EngineTiming(**{name: s / by.engine for name, s in engine.timing.model_dump().items()})

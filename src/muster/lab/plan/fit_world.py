@@ -1,6 +1,6 @@
 """A run as a simulated world: what was measured of it, under what was configured, or would be.
 
-    Fitted (programs, engine, boots, steps, publications) ─world(Setup)─► World, simulated
+    Fitted (programs, engine, boots, steps, publications) ─world(Setup)─► CollectionWorld, simulated
 
 Law: measurements and configuration are kept apart, so that a change of configuration is another `Setup` over the same
 measurements. What a configuration does to the work itself (prompts, budgets, the model) is beyond this: programs stay.
@@ -17,7 +17,7 @@ from muster.engine.config import EmbeddedEngineConfig, EmulatedEngineConfig
 from muster.engine.fleet.router import RouterConfig
 from muster.engine.timing import EngineTiming
 from muster.errors import UserError
-from muster.lab.collection.collection import FleetWorld, SandboxWorld, TrainingWorld, World
+from muster.lab.collection.collection import CollectionWorld, FleetWorld, SandboxWorld, TrainingWorld
 from muster.lab.collection.programs import Mishaps
 from muster.lab.collection.timed_sandbox import SandboxTimes
 from muster.lab.collection.workload import Lognormal, WorkloadConfig
@@ -71,7 +71,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredBatches:
     """What a run showed of its batches, in order of steps. Seconds.
 
     skipped: batches of a simulation that come before the like of the first of these.
@@ -104,7 +104,7 @@ class Fitted:
     """
 
     groups: Groups
-    measured: Measured
+    measured: MeasuredBatches
     engine: EngineFit | EmulatedEngineConfig
     times: SandboxTimes
     training: TrainingWorld
@@ -114,10 +114,10 @@ class Fitted:
     alone: Shares
     notes: tuple[str, ...] = ()
 
-    def world(self, setup: Setup, *, batches: int) -> World:
+    def world(self, setup: Setup, *, batches: int) -> CollectionWorld:
         """The world of this run under `setup`, which may differ from how it was configured; `batches` are trained."""
         schedule, sandbox, engine = setup.schedule, setup.sandbox, self._engine(setup)
-        return World(
+        return CollectionWorld(
             workload=WorkloadConfig(
                 groups=schedule.groups_per_batch,
                 group_size=schedule.group_size,

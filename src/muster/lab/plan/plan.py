@@ -17,10 +17,10 @@ from pathlib import Path
 from muster.errors import UserError
 from muster.journal import FILE_NAME, Journal
 from muster.lab.plan.changes import Change, changes, unlimited, with_slots
-from muster.lab.plan.draws import Draws, Work, drawing
+from muster.lab.plan.draws import Draws, DrawWork, drawing
 from muster.lab.plan.fit_run import measured
-from muster.lab.plan.fit_world import Measured
-from muster.lab.plan.planner import WORTH, Comparison, Outcome, Reproduction, median, recommend, slots_needed
+from muster.lab.plan.fit_world import MeasuredBatches
+from muster.lab.plan.planner import WORTH, Comparison, Outcome, SimulatedRun, median, recommend, slots_needed
 from muster.lab.plan.words import Slots, planned, predicted, sandboxes_sentence
 from muster.lab.plan.worlds import Base, base_of, config_of, declared
 from muster.lab.result import BenchResult
@@ -57,7 +57,7 @@ def plan(options: PlanOptions, say: Say) -> BenchResult:
     base = _base(options)
     for note in base.notes:
         say(f"note: {note}")
-    with drawing(Work(groups=base.groups, alone=base.alone), jobs=options.jobs) as draws:
+    with drawing(DrawWork(groups=base.groups, alone=base.alone), jobs=options.jobs) as draws:
         if options.settings or options.against:
             return _prediction(base, options, draws, say)
         return _plan(base, options, draws, say)
@@ -89,13 +89,13 @@ def _plan(base: Base, options: PlanOptions, draws: Draws, say: Say) -> BenchResu
     return result
 
 
-def _reproduced(base: Base, draws: Draws, say: Say) -> Reproduction | None:
+def _reproduced(base: Base, draws: Draws, say: Say) -> SimulatedRun | None:
     """The run as it was: draw 0 is its own groups in its own order. None for a declared world."""
     world = base.reproduction()
     if world is None or base.measured is None:
         return None
     (itself,) = _finished(draws.outcomes(world, [0], skipped=base.measured.skipped))
-    found = Reproduction(measured_s=base.measured.ttb_p50_s, simulated_s=itself.ttb_p50_s)
+    found = SimulatedRun(measured_s=base.measured.ttb_p50_s, simulated_s=itself.ttb_p50_s)
     say(
         f"the run itself, simulated: TTB p50 {found.simulated_s:.4g} s, measured {found.measured_s:.4g} s "
         f"({found.error:+.1%})"
@@ -149,7 +149,7 @@ def _prediction(base: Base, options: PlanOptions, draws: Draws, say: Say) -> Ben
     """One changed configuration, beside the run that was made with it."""
     reproduction = _reproduced(base, draws, say)
     assert base.measured is not None, "only a run is compared with another"
-    seen: Measured | None = None
+    seen: MeasuredBatches | None = None
     if options.against is None:
         like = base.measured
         change = base.changed(options.settings, batches=like.batches)

@@ -1,7 +1,7 @@
 """What a change of configuration would buy: what came out, compared, and which change to make.
 
     changes ─► (simulated elsewhere, the same draws of the work for each) ─► Comparison ─► Recommendation
-                                                              Reproduction ──┘
+                                                              SimulatedRun ──┘
 
 Law: pure. Two worlds are compared draw by draw on the same
 programs, so that the spread of the differences is that of the change, not of the work. A gain counts when it is larger
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.lab.collection.collection import World
+from muster.lab.collection.collection import CollectionWorld
 from muster.lab.plan.changes import Change
 
 WORTH = 0.05
@@ -88,7 +88,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reproduction:
+class SimulatedRun:
     """The run itself, simulated. TTB p50 in seconds."""
 
     measured_s: float
@@ -109,7 +109,7 @@ class Recommendation:
     uncertainty: float
 
 
-def recommend(comparisons: Sequence[Comparison], reproduction: Reproduction | None) -> Recommendation:
+def recommend(comparisons: Sequence[Comparison], reproduction: SimulatedRun | None) -> Recommendation:
     """The change with the largest gain that is larger than its uncertainty. Of those that gain as much, within the
     spread of the best, the one that takes the fewest device-hours; then the first."""
     error = abs(reproduction.error) if reproduction else 0.0
@@ -152,7 +152,7 @@ def slots_needed(
     return fewest, dict(sorted(tried.items()))
 
 
-def devices(world: World) -> int:
+def devices(world: CollectionWorld) -> int:
     """Accelerators of the engines, and the trainer's."""
     return world.fleet.replicas * world.fleet.config().devices + 1
 

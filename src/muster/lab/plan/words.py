@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from muster.engine.config import EmulatedEngineConfig
 from muster.lab.plan.changes import Change
-from muster.lab.plan.fit_world import Measured
-from muster.lab.plan.planner import WITHIN, Comparison, Outcome, Recommendation, Reproduction, devices, median
+from muster.lab.plan.fit_world import MeasuredBatches
+from muster.lab.plan.planner import WITHIN, Comparison, Outcome, Recommendation, SimulatedRun, devices, median
 from muster.lab.plan.worlds import Base
 from muster.lab.result import BenchResult, Target, Value
 
@@ -21,7 +21,7 @@ def planned(
     base: Base,
     before: Sequence[Outcome],
     comparisons: Sequence[Comparison],
-    reproduction: Reproduction | None,
+    reproduction: SimulatedRun | None,
     recommendation: Recommendation,
     slots: Slots | None,
 ) -> BenchResult:
@@ -46,7 +46,11 @@ def planned(
 
 
 def predicted(
-    base: Base, change: Change, after: Sequence[Outcome], reproduction: Reproduction | None, seen: Measured | None
+    base: Base,
+    change: Change,
+    after: Sequence[Outcome],
+    reproduction: SimulatedRun | None,
+    seen: MeasuredBatches | None,
 ) -> BenchResult:
     """One changed configuration: predicted, and measured where it was run."""
     p50_s = median(after, lambda o: o.ttb_p50_s)

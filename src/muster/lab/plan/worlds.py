@@ -18,13 +18,13 @@ from pydantic import ValidationError
 from muster.config import RunConfig, assign, overridden, validate
 from muster.errors import ConfigError, UserError
 from muster.journal import Journal
-from muster.lab.collection.collection import World
+from muster.lab.collection.collection import CollectionWorld
 from muster.lab.emulated.presets import preset
 from muster.lab.plan.changes import Change
 from muster.lab.plan.fit_programs import Groups
 from muster.lab.plan.fit_run import RECENT, SETTLED, fit_run
 from muster.lab.plan.fit_sharing import Shares
-from muster.lab.plan.fit_world import Fitted, Measured, Setup
+from muster.lab.plan.fit_world import Fitted, MeasuredBatches, Setup
 
 ONE_MACHINE = "engine and trainer share this machine's cores: while both compute, each is taken to be half as fast"
 ENOUGH = 1024
@@ -39,7 +39,7 @@ class Base:
     """
 
     source: str
-    world: World
+    world: CollectionWorld
     skipped: int
     groups: Groups | None = None
     config: RunConfig | None = None
@@ -48,10 +48,10 @@ class Base:
     notes: tuple[str, ...] = ()
 
     @property
-    def measured(self) -> Measured | None:
+    def measured(self) -> MeasuredBatches | None:
         return self.fitted.measured if self.fitted else None
 
-    def reproduction(self) -> World | None:
+    def reproduction(self) -> CollectionWorld | None:
         """The run as it was, with as many batches; None for a declared world."""
         return self._configured((), self.measured.batches) if self.measured else None
 
@@ -77,7 +77,7 @@ class Base:
         assert self.fitted is not None, "a declared world is like no run"
         return Change(name=name, says=f"do as {name} did", world=self.fitted.world(Setup.of(other), batches=batches))
 
-    def _configured(self, settings: Sequence[str], batches: int) -> World:
+    def _configured(self, settings: Sequence[str], batches: int) -> CollectionWorld:
         if self.config is None or self.fitted is None:
             return self.world
         config = overridden(self.config, settings) if settings else self.config
@@ -116,7 +116,7 @@ def _counted(setup: Setup) -> int:
 
 
 def declared(path: Path) -> Base:
-    """A world in TOML, of the sections and keys of `lab.collection.collection.World`. Raises `ConfigError`."""
+    """A world in TOML, with the sections and keys of `CollectionWorld`. Raises `ConfigError`."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -130,12 +130,12 @@ def declared(path: Path) -> Base:
 def _of_world(setting: str) -> bool:
     """Whether the key is the world's: `schedule` is a section of both, and means the same."""
     section = setting.partition(".")[0].strip()
-    return section in World.model_fields and section not in RunConfig.model_fields
+    return section in CollectionWorld.model_fields and section not in RunConfig.model_fields
 
 
-def _validated(values: dict[str, Any], *, source: str) -> World:
+def _validated(values: dict[str, Any], *, source: str) -> CollectionWorld:
     try:
-        return World.model_validate(values)
+        return CollectionWorld.model_validate(values)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, e['loc'])) or 'world'}: {e['msg']}" for e in error.errors()[:3]]
         raise ConfigError(f"{source}: {'; '.join(problems)}") from None

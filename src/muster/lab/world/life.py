@@ -1,6 +1,6 @@
 """One life of the orchestrator in a simulated world: the process that a resume starts and a kill ends.
 
-    Cast (outlives it: replicas, tasks, chaos, laws) + journal ─► Life: scheduler, loops, pool, trainer, rollouts
+    Cast (outlives it: replicas, tasks, chaos, laws) + journal ─► RunProcess: scheduler, loops, pool, trainer, rollouts
 
 Law: everything above the ports is what production runs; what is below them is fake, and watched.
 """
@@ -81,7 +81,7 @@ class Cast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class RunProcess:
     """What one process holds."""
 
     journal: MortalJournal
@@ -91,7 +91,7 @@ class Life:
     orchestrator: Orchestrator
 
 
-def begin(cast: Cast, journal: MortalJournal) -> Life:
+def begin(cast: Cast, journal: MortalJournal) -> RunProcess:
     """Start a process where the journal says that the run stands."""
     world, chaos = cast.scenario, cast.chaos
     backend = FaultyBackend(FakeBackend(disk=cast.disk), world, chaos, leaks=cast.broken is Law.SANDBOXES)
@@ -136,7 +136,7 @@ def begin(cast: Cast, journal: MortalJournal) -> Life:
         temperature=1.0,
         divergence_limit=_divergence_limit(cast),
     )
-    return Life(
+    return RunProcess(
         journal=journal,
         backend=backend,
         pool=pool,

@@ -41,7 +41,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class Machines:
     """What serves, holds and trains. Seconds and tokens per second."""
 
     replicas: int
@@ -98,7 +98,7 @@ class Scenario:
     evaluate_every: int
     time_budget_s: float
     workload: Workload
-    fleet: Fleet
+    fleet: Machines
     rates: Mapping[Fault, float]
     kills: tuple[int, ...] = ()
     outage_at_s: float = 0.0
@@ -208,10 +208,10 @@ def _workload(rng: np.random.Generator) -> Workload:
     )
 
 
-def _fleet(rng: np.random.Generator, more: np.random.Generator, batch: int) -> Fleet:
+def _fleet(rng: np.random.Generator, more: np.random.Generator, batch: int) -> Machines:
     """`more`: a generator for what came later, so that old seeds are still the old worlds in the rest."""
     routings: list[RoutingPolicy] = ["affinity", "affinity", "round_robin", "least_loaded", "consistent_hash"]
-    return Fleet(
+    return Machines(
         replicas=int(rng.integers(1, 4)),
         routing=routings[int(more.integers(len(routings)))],
         streams=int(rng.integers(2, 33)),

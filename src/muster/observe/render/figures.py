@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from muster.observe.intervals import Piece
+from muster.observe.intervals import Labelled
 from muster.observe.report import Report
 from muster.types import DeviceState, Evaluation, Stage
 
@@ -38,7 +38,7 @@ class Devices:
 
     start: float
     duration_s: float
-    strips: Mapping[str, tuple[Piece[DeviceState], ...]]
+    strips: Mapping[str, tuple[Labelled[DeviceState], ...]]
     states: tuple[DeviceState, ...]
 
 
@@ -67,7 +67,7 @@ def devices(report: Report) -> Devices:
     )
 
 
-def coarse(strip: Sequence[Piece[DeviceState]], start: float, cell_s: float) -> tuple[Piece[DeviceState], ...]:
+def coarse(strip: Sequence[Labelled[DeviceState]], start: float, cell_s: float) -> tuple[Labelled[DeviceState], ...]:
     """The strip in cells of `cell_s`, each in the state that filled most of it; times count from `start`.
 
     Instants that the strip does not cover (between two sessions) stay uncovered.
@@ -82,12 +82,12 @@ def coarse(strip: Sequence[Piece[DeviceState]], start: float, cell_s: float) -> 
             if inside > 0:
                 filled = cells.setdefault(cell, {})
                 filled[piece.label] = filled.get(piece.label, 0.0) + inside
-    merged: list[Piece[DeviceState]] = []
+    merged: list[Labelled[DeviceState]] = []
     for cell in sorted(cells):
         filled = cells[cell]
         label = max(filled, key=lambda s: filled[s])
         if merged and merged[-1].label is label and merged[-1].end == cell * cell_s:
-            merged[-1] = Piece(merged[-1].start, (cell + 1) * cell_s, label)
+            merged[-1] = Labelled(merged[-1].start, (cell + 1) * cell_s, label)
         else:
-            merged.append(Piece(cell * cell_s, (cell + 1) * cell_s, label))
+            merged.append(Labelled(cell * cell_s, (cell + 1) * cell_s, label))
     return tuple(merged)

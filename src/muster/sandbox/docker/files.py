@@ -24,7 +24,7 @@ _ALL_SPECIAL = 0x8F28_0000  # directory, link, device, pipe, socket, irregular
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ArchivedPath:
     """What is at a path. `link`: the text of a symbolic link, else empty."""
 
     directory: bool
@@ -32,7 +32,7 @@ class Entry:
     link: str
 
 
-def entry(api: Client, container: str, path: str) -> Entry | None:
+def entry(api: Client, container: str, path: str) -> ArchivedPath | None:
     """None for nothing. A link at the last component is not followed, those before it are. Raises SDK errors."""
     url = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
     answer = api.head(url, params={"path": path}, timeout=api.timeout)
@@ -44,7 +44,7 @@ def entry(api: Client, container: str, path: str) -> Entry | None:
         said = json.loads(base64.b64decode(answer.headers["X-Docker-Container-Path-Stat"]))
     mode = int(said["mode"])
     link = str(said["linkTarget"]) if mode & _SYMLINK else ""
-    return Entry(directory=bool(mode & _DIRECTORY), regular=not mode & _ALL_SPECIAL, link=link)
+    return ArchivedPath(directory=bool(mode & _DIRECTORY), regular=not mode & _ALL_SPECIAL, link=link)
 
 
 def read(api: Client, container: str, path: str) -> bytes:
@@ -87,7 +87,7 @@ def plain_directory(api: Client, container: str, path: str) -> bool:
     return True
 
 
-def _resolved(api: Client, container: str, path: str) -> tuple[str, Entry | None]:
+def _resolved(api: Client, container: str, path: str) -> tuple[str, ArchivedPath | None]:
     """Where an open of `path` for reading or writing arrives, as open(2) does it."""
     for _ in range(_MAX_LINKS):
         found = entry(api, container, path)

@@ -48,7 +48,7 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class BuildStage:
     """One FROM and what follows it. `base` is as written: variables are not replaced yet."""
 
     line: int
@@ -64,9 +64,9 @@ class Dockerfile:
     file: str
     escape: str
     arguments: tuple[Instruction, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[BuildStage, ...]
 
-    def error(self, it: Instruction | Stage, message: str) -> TaskError:
+    def error(self, it: Instruction | BuildStage, message: str) -> TaskError:
         return _error(self.file, it.line, it.name if isinstance(it, Instruction) else "FROM", message)
 
 
@@ -167,16 +167,16 @@ def _document(here: re.Match[str], lines: list[str], position: int) -> tuple[Her
     return None, position
 
 
-def _stage(it: Instruction, instructions: tuple[Instruction, ...], file: str) -> Stage:
+def _stage(it: Instruction, instructions: tuple[Instruction, ...], file: str) -> BuildStage:
     words = it.value.split()
     for flag, _ in it.flags:
         if flag != "platform":
             raise _error(file, it.line, "FROM", f"--{flag} is unknown; only --platform is, and has no effect")
     if len(words) == 3 and words[1].upper() == "AS":
-        return Stage(line=it.line, base=words[0], name=words[2].lower(), instructions=instructions)
+        return BuildStage(line=it.line, base=words[0], name=words[2].lower(), instructions=instructions)
     if len(words) != 1:
         raise _error(file, it.line, "FROM", f"write FROM image, or FROM image AS name, not {it.value!r}")
-    return Stage(line=it.line, base=words[0], name="", instructions=instructions)
+    return BuildStage(line=it.line, base=words[0], name="", instructions=instructions)
 
 
 def _error(file: str, line: int, name: str, message: str) -> TaskError:

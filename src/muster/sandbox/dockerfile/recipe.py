@@ -1,7 +1,7 @@
 """From the instructions of a stage to what is to be done. Law: pure; the base's start-up values come in, those of the
 stage go out. What we do not do is an error that names the line and the way out.
 
-    Stage + Startup of its base ─► [MakeDirectory | Copy | Run]* + Startup
+    BuildStage + Startup of its base ─► [MakeDirectory | Copy | Run]* + Startup
 
 CMD, ENTRYPOINT, HEALTHCHECK and SHELL are recorded in the start-up values. Without effect on a sandbox: EXPOSE, LABEL,
 MAINTAINER, STOPSIGNAL, VOLUME (what is written there is in the layer like all else). Refused: ONBUILD, ADD of a URL,
@@ -19,7 +19,7 @@ from dataclasses import replace
 from muster.errors import TaskError
 from muster.sandbox.defaults import BASE_ENV
 from muster.sandbox.dockerfile.options import absolute, array, health
-from muster.sandbox.dockerfile.parsing import Dockerfile, HereDocument, Instruction, Stage
+from muster.sandbox.dockerfile.parsing import BuildStage, Dockerfile, HereDocument, Instruction
 from muster.sandbox.dockerfile.startup import ARCHITECTURE, Startup
 from muster.sandbox.dockerfile.steps import Copy, Document, MakeDirectory, Origin, Recipe, Run, RunMount, Step
 from muster.sandbox.dockerfile.words import WordError, expand, expand_text, split
@@ -100,7 +100,7 @@ class Stages:
         return taken
 
     @contextmanager
-    def _located(self, it: Instruction | Stage) -> Generator[None]:
+    def _located(self, it: Instruction | BuildStage) -> Generator[None]:
         try:
             yield
         except WordError as error:
@@ -115,7 +115,7 @@ class Stages:
 class _Reader:
     """Collects the steps of one stage, one instruction after the other."""
 
-    def __init__(self, stages: Stages, stage: Stage, number: int, base: Startup) -> None:
+    def __init__(self, stages: Stages, stage: BuildStage, number: int, base: Startup) -> None:
         self.steps: list[Step] = []
         self.startup = base
         self._stages = stages

@@ -29,7 +29,7 @@ class BadRequest(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ProxyRequest:
     """Where a request goes, and what to send there. `forward` is None for a tunnel.
 
     `body_bytes`: how much follows the head; None: until the client stops (a chunked body).
@@ -41,7 +41,7 @@ class Request:
     body_bytes: int | None = 0
 
 
-def parse(head: bytes) -> Request:
+def parse(head: bytes) -> ProxyRequest:
     """A request head, blank line included. Raises `BadRequest`."""
     line, *fields = head.removesuffix(END).split(b"\r\n")
     words = line.split(b" ")
@@ -50,7 +50,7 @@ def parse(head: bytes) -> Request:
     method, target = words[0], words[1].decode("ascii")
     if method == b"CONNECT":
         host, port = _authority(target, default=443)
-        return Request(host=host, port=port, forward=None)
+        return ProxyRequest(host=host, port=port, forward=None)
     url = _URL.fullmatch(target)
     if url is None:
         raise BadRequest("this is a proxy: ask for http://host/path, or CONNECT host:port")
@@ -60,7 +60,7 @@ def parse(head: bytes) -> Request:
     authority = named if port == 80 else f"{named}:{port}"
     kept = [f for f in _kept(fields) if _key(f) != b"host"]
     first = method + b" " + path.encode() + b" HTTP/1.1"
-    return Request(
+    return ProxyRequest(
         host=host,
         port=port,
         forward=_join(first, [b"Host: " + authority.encode(), *kept, b"Connection: close"]),

@@ -26,7 +26,7 @@ from typing import Any
 
 from muster.errors import UserError
 from muster.sandbox.egress import rules
-from muster.sandbox.egress.proxy import Door
+from muster.sandbox.egress.proxy import SandboxProxy
 
 HOST = "127.0.0.1"
 PORT = 3128
@@ -92,7 +92,7 @@ class Proxy:
 
     def __init__(self, control: socket.socket, made: socket.socket) -> None:
         self._control, self._made = control, made
-        self._doors: dict[int, Door] = {}
+        self._doors: dict[int, SandboxProxy] = {}
         self._unwanted: set[int] = set()  # closed before they were opened
         self._tasks: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
@@ -136,7 +136,7 @@ class Proxy:
             listener.close()
             self._say({"id": number, "error": str(error)})
             return
-        door = self._doors[number] = Door(listener, allowed)
+        door = self._doors[number] = SandboxProxy(listener, allowed)
         await door.start()
         self._say({"id": number})
 

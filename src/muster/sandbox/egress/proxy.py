@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from muster import clock
 from muster.sandbox.egress import http, rules
-from muster.sandbox.egress.http import BadRequest, Request
-from muster.sandbox.egress.report import EgressReport, Tally
+from muster.sandbox.egress.http import BadRequest, ProxyRequest
+from muster.sandbox.egress.report import EgressReport, EgressTally
 from muster.sandbox.egress.rules import Address, Rules
 
 HEAD_S = 30.0  # from connecting until the whole request head is there
@@ -53,7 +53,7 @@ def own(addresses: Iterable[Address]) -> set[Address]:
     return {address for address in addresses if _source(address) == address}
 
 
-class Door:
+class SandboxProxy:
     """Serves one sandbox. Make it on the loop; `start`, then `close`, which cuts every connection."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Door:
         self._connect = connect
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
-        self._tally = Tally()
+        self._tally = EgressTally()
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._accept, sock=self._listener, limit=http.HEAD_BYTES)
@@ -124,7 +124,7 @@ class Door:
         finally:
             upstream[1].transport.abort()
 
-    async def _upstream(self, request: Request) -> Stream:
+    async def _upstream(self, request: ProxyRequest) -> Stream:
         refusal = rules.named(self._rules, request.host, request.port)
         if refusal:
             raise Refused(refusal)
@@ -144,7 +144,7 @@ class Door:
                 failure = error
         raise failure
 
-    async def _carry(self, request: Request, client: Stream, upstream: Stream) -> None:
+    async def _carry(self, request: ProxyRequest, client: Stream, upstream: Stream) -> None:
         """Bytes both ways until the server has no more, or nobody says anything."""
         async with clock.timeout(IDLE_S) as idle:
             flow = _Flow(self._tally, idle)
@@ -167,7 +167,7 @@ class Door:
 class _Flow:
     """Moves bytes, counts them, and puts off the deadline with each."""
 
-    def __init__(self, tally: Tally, idle: asyncio.Timeout) -> None:
+    def __init__(self, tally: EgressTally, idle: asyncio.Timeout) -> None:
         self._tally = tally
         self._idle = idle
         self._loop = asyncio.get_running_loop()

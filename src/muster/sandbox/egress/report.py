@@ -10,7 +10,7 @@ OTHERS = "(others)"
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
+class EgressTally:
     """Counts while a door is open; `refused` and `failed` by "host:port"."""
 
     requests: int = 0

@@ -56,7 +56,7 @@ _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_]([a-z0-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class AllowedHost:
     """One line of an allow list. `host`: a name, an address, "*.x.org" (below x.org) or "*" (any)."""
 
     host: str
@@ -80,7 +80,7 @@ class Rules:
     Example: `named(parse(["example.org", "*.example.net", "api.test:8443"]), "example.org", 443) == ""`
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[AllowedHost, ...]
     opened: tuple[Network, ...] = ()
 
 
@@ -144,14 +144,14 @@ def split_port(authority: str) -> tuple[str, int | None]:
     return host, int(port)
 
 
-def _entry(text: str) -> Entry:
+def _entry(text: str) -> AllowedHost:
     try:
         host, port = split_port(text.strip())
         if host == "*":
-            return Entry(host=host, port=port)
+            return AllowedHost(host=host, port=port)
         if host.startswith("*."):
-            return Entry(host="*." + normal(host[2:]), port=port)
-        return Entry(host=normal(host), port=port)
+            return AllowedHost(host="*." + normal(host[2:]), port=port)
+        return AllowedHost(host=normal(host), port=port)
     except ValueError as error:
         raise TaskError(
             f"egress {text!r}: {error}: write x.org, *.x.org, x.org:8443 or * for any public host"

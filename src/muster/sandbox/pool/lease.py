@@ -1,6 +1,6 @@
 """A lease: one user's sandbox, for as long as it is used.
 
-    Request ─► Lease ─ has had its share, and others wait ─► give_way: kept, closed ─► a fork of the kept state, later
+    LeaseRequest ─► Lease ─ had its share, and others wait ─► give_way: kept, closed ─► a fork of the kept state, later
 
 Law: a lease holds one slot of its lane while `holds`, and none while it waits for its next turn. How long it has had a
 sandbox is what decides whose turn it is (`slots`).
@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from muster import clock
-from muster.sandbox.pool.place import Place
+from muster.sandbox.pool.place import LeasedSandbox
 from muster.sandbox.port import Mount, Sandbox, Snapshot
 from muster.types import Limits
 
@@ -34,7 +34,7 @@ class ForkKind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class LeaseRequest:
     """What a lease asked for."""
 
     snapshot: Snapshot
@@ -60,11 +60,13 @@ class Giver(Protocol):
 class Lease:
     """A sandbox for one user. `queued_s`: waited for a slot. `start_s`: waited for its fork, ~0 when warm."""
 
-    def __init__(self, pool: Giver, request: Request, sandbox: Sandbox, *, queued_s: float, start_s: float, warm: bool):
+    def __init__(
+        self, pool: Giver, request: LeaseRequest, sandbox: Sandbox, *, queued_s: float, start_s: float, warm: bool
+    ):
         self.queued_s = queued_s
         self.start_s = start_s
         self.warm = warm
-        self.sandbox = Place(sandbox)
+        self.sandbox = LeasedSandbox(sandbox)
         self.request = request
         self._pool = pool
         self._had_s = 0.0  # before the last pause
@@ -91,7 +93,7 @@ class Lease:
     def paused(self) -> None:
         self._had_s, self.holds = self.attained_s, False
 
-    def resumed(self, request: Request, sandbox: Sandbox, *, queued_s: float, start_s: float) -> None:
+    def resumed(self, request: LeaseRequest, sandbox: Sandbox, *, queued_s: float, start_s: float) -> None:
         self.request = request
         self.sandbox.move(sandbox)
         self.queued_s, self.start_s, self.warm = queued_s, start_s, False

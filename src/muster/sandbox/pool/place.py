@@ -1,6 +1,6 @@
 """A place in a sandbox: what a lease hands out, while the sandbox behind it may be another one after a pause.
 
-    Place ─► sandbox ─ kept, closed ─► (waits for a slot) ─► a fork of the kept state ◄─ the same Place
+    LeasedSandbox ─► sandbox ─ kept, closed ─► (waits for a slot) ─► a fork of the kept state ◄─ the same LeasedSandbox
 
 Law: whoever holds a place notices nothing between two turns but the time. While it waits nobody may call it.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from muster.sandbox.port import MAIN, Counters, Result, Sandbox, Snapshot
 
 
-class Place:
+class LeasedSandbox:
     """Implements `sandbox.port.Sandbox` by the one that is there now."""
 
     def __init__(self, sandbox: Sandbox) -> None:

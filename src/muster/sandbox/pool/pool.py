@@ -24,7 +24,7 @@ from typing import Any
 from muster import clock
 from muster.errors import SandboxError, SandboxStartError
 from muster.sandbox.config import SandboxConfig
-from muster.sandbox.pool.lease import ForkKind, Lane, Lease, Request
+from muster.sandbox.pool.lease import ForkKind, Lane, Lease, LeaseRequest
 from muster.sandbox.pool.slots import Boot, Evict, HandOver, Kind, Slots, Warm
 from muster.sandbox.port import Mount, Sandbox, SandboxBackend, Snapshot
 from muster.types import Limits
@@ -147,7 +147,9 @@ class Pool:
         toolchain: Snapshot | None = None,
     ) -> AsyncGenerator[Lease]:
         """Waits for a slot, then for the fork. Raises `SandboxStartError`. Closes in the background at the end."""
-        request = Request(snapshot=snapshot, limits=limits, label=label, lane=lane, mounts=mounts, toolchain=toolchain)
+        request = LeaseRequest(
+            snapshot=snapshot, limits=limits, label=label, lane=lane, mounts=mounts, toolchain=toolchain
+        )
         asked = clock.now()
         grant = await self._slot(request)
         granted = clock.now()
@@ -210,7 +212,7 @@ class Pool:
 
     # --- doing what was decided -------------------------------------------------------------------------
 
-    async def _slot(self, request: Request, attained_s: float = 0.0) -> _Grant:
+    async def _slot(self, request: LeaseRequest, attained_s: float = 0.0) -> _Grant:
         lane, kind, state = request.lane, request.kind, self._lanes[request.lane]
         if not state.slots.fits(kind):
             raise SandboxStartError(
@@ -228,7 +230,7 @@ class Pool:
             self._give_back(lane, kind, ticket, future)
             raise
 
-    async def _entered(self, request: Request, grant: _Grant) -> tuple[Sandbox, bool]:
+    async def _entered(self, request: LeaseRequest, grant: _Grant) -> tuple[Sandbox, bool]:
         """The sandbox for a granted slot, and whether it was warm; the slot is given back if there is none."""
         try:
             if grant.sandbox is not None:
@@ -286,7 +288,7 @@ class Pool:
         self._lanes[lane].wake = None
         self._act(lane)
 
-    async def _boot(self, request: Request) -> Sandbox:
+    async def _boot(self, request: LeaseRequest) -> Sandbox:
         started = clock.now()
         sandbox = await self.backend.fork(
             request.snapshot,
@@ -304,7 +306,7 @@ class Pool:
         failed = False
         try:
             sandbox = await self._boot(
-                Request(
+                LeaseRequest(
                     snapshot=wanted.snapshot, limits=wanted.limits, label="warm", lane=lane, mounts=(), toolchain=None
                 )
             )

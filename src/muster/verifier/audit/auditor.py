@@ -17,13 +17,13 @@ from typing import cast
 
 from muster.errors import ImageError, SandboxError, TaskError
 from muster.sandbox.port import Mount, Snapshot
-from muster.tasks.audit_record import Fault, Flaw, Probe, TaskAudit, Trial
+from muster.tasks.audit_record import AuditFault, Flaw, Probe, TaskAudit, Trial
 from muster.types import Graded, Task, Verdict
 from muster.verifier.audit import verdict_files
 from muster.verifier.audit.battery import Exploit, battery
 from muster.verifier.audit.judge import earned, judge, untouched, worth_attacking
-from muster.verifier.audit.play import Played, Player, Script
-from muster.verifier.audit.stages import Stage, stages_of
+from muster.verifier.audit.play import Played, Script, ScriptPlayer
+from muster.verifier.audit.stages import AuditStage, stages_of
 from muster.verifier.audit.trials import brief, trial_of
 from muster.verifier.integrity import SYSTEM
 
@@ -60,9 +60,9 @@ class _Target:
 
 
 class Auditor:
-    """Example: `audit = await Auditor(Player(pool, verifier, jobs=4), AuditPlan()).audit(task)`"""
+    """Example: `audit = await Auditor(ScriptPlayer(pool, verifier, jobs=4), AuditPlan()).audit(task)`"""
 
-    def __init__(self, player: Player, plan: AuditPlan) -> None:
+    def __init__(self, player: ScriptPlayer, plan: AuditPlan) -> None:
         self._player = player
         self._plan = plan
 
@@ -72,7 +72,7 @@ class Auditor:
         try:
             pristine = await self._player.prepare(task)
         except (ImageError, SandboxError, TaskError) as error:
-            fault = Fault(flaw=Flaw.IMAGE_FAILED, note=brief(str(error)))
+            fault = AuditFault(flaw=Flaw.IMAGE_FAILED, note=brief(str(error)))
             return self._record(task, (fault,), (), ())
         trials, solved = await self._honest(task, pristine)
         if worth_attacking(trials):
@@ -89,7 +89,7 @@ class Auditor:
         return self._record(task, faults, trials, ways)
 
     def _record(
-        self, task: Task, faults: tuple[Fault, ...], trials: Sequence[Trial], waived: tuple[str, ...]
+        self, task: Task, faults: tuple[AuditFault, ...], trials: Sequence[Trial], waived: tuple[str, ...]
     ) -> TaskAudit:
         return TaskAudit(
             task=task.id,
@@ -123,7 +123,7 @@ class Auditor:
             trials += [trial_of(Probe.OWNED, o) for o in owning.outcomes]
         return trials, solved
 
-    def _solve(self, stage: Stage, peek: tuple[str, ...]) -> Script:
+    def _solve(self, stage: AuditStage, peek: tuple[str, ...]) -> Script:
         assert stage.solution is not None
         env = " ".join(f"{key}={shlex.quote(value)}" for key, value in stage.task.solution_env.items())
         return Script(
@@ -154,7 +154,7 @@ class Auditor:
         return trials
 
     async def _attack(self, target: _Target, exploit: Exploit) -> Trial:
-        def script_of(stage: Stage) -> Script:
+        def script_of(stage: AuditStage) -> Script:
             command = exploit.command(instruction=stage.task.instruction, workdir=target.pristine.workdir)
             return Script(command=command, timeout_s=self._plan.exploit_timeout_s)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from muster.tasks.audit_record import Fault, Flaw, Probe, Trial
+from muster.tasks.audit_record import AuditFault, Flaw, Probe, Trial
 from muster.types import Verdict
 
 _EPSILON = 1e-9  # rewards are compared after arithmetic on decimal fractions
@@ -21,7 +21,7 @@ OWNED_HINT = "passes with the system directories as the solution leaves them: ad
 _GRADED = (Verdict.SUCCESS, Verdict.FAILURE)
 
 
-def judge(trials: Sequence[Trial], *, waived: Collection[str] = ()) -> tuple[Fault, ...]:
+def judge(trials: Sequence[Trial], *, waived: Collection[str] = ()) -> tuple[AuditFault, ...]:
     """The faults of a task. `waived`: exploits that are, by the task's own word, a way to solve it."""
     faults = [
         *_must_fail(_of(trials, Probe.UNSOLVED), Flaw.UNSOLVED_PASSES),
@@ -55,45 +55,49 @@ def _of(trials: Sequence[Trial], probe: Probe) -> list[Trial]:
     return [t for t in trials if t.probe is probe]
 
 
-def _must_fail(runs: Sequence[Trial], flaw: Flaw) -> list[Fault]:
+def _must_fail(runs: Sequence[Trial], flaw: Flaw) -> list[AuditFault]:
     faults = _unequal(runs)
     if any(t.verdict is Verdict.SUCCESS for t in runs):
-        faults.append(Fault(flaw=flaw, note=_last_note(runs)))
+        faults.append(AuditFault(flaw=flaw, note=_last_note(runs)))
     return faults
 
 
-def _solution(trials: Sequence[Trial]) -> list[Fault]:
+def _solution(trials: Sequence[Trial]) -> list[AuditFault]:
     runs = _of(trials, Probe.SOLUTION)
     if not runs:
-        return [Fault(flaw=Flaw.NO_SOLUTION, note="add solution/solve.sh")]
+        return [AuditFault(flaw=Flaw.NO_SOLUTION, note="add solution/solve.sh")]
     faults = _unequal(runs)
     if all(t.verdict is Verdict.FAILURE for t in runs):
         owns = any(t.verdict is Verdict.SUCCESS for t in _of(trials, Probe.OWNED))
-        faults.append(Fault(flaw=Flaw.SOLUTION_FAILS, note=OWNED_HINT if owns else _last_note(runs)))
+        faults.append(AuditFault(flaw=Flaw.SOLUTION_FAILS, note=OWNED_HINT if owns else _last_note(runs)))
     return faults
 
 
-def _unequal(runs: Sequence[Trial]) -> list[Fault]:
+def _unequal(runs: Sequence[Trial]) -> list[AuditFault]:
     """The faults of runs that do not agree, or say nothing."""
     if not runs:
         return []
     subject = runs[0].probe.value
     silent = [t for t in runs if t.verdict not in _GRADED]
     if len(silent) == len(runs):
-        return [Fault(flaw=Flaw.VERIFIER_FAULT, subject=subject, note=f"{silent[0].cause} {silent[0].note}".strip())]
+        return [
+            AuditFault(flaw=Flaw.VERIFIER_FAULT, subject=subject, note=f"{silent[0].cause} {silent[0].note}".strip())
+        ]
     verdicts = {t.verdict for t in runs}
     rewards = sorted(t.reward for t in runs if t.reward is not None)
     if len(verdicts) > 1 or rewards[-1] - rewards[0] > _EPSILON:
         seen = ", ".join("none" if t.reward is None else f"{t.reward:.6g}" for t in runs)
-        return [Fault(flaw=Flaw.FLAKY, subject=subject, note=f"rewards {seen}")]
+        return [AuditFault(flaw=Flaw.FLAKY, subject=subject, note=f"rewards {seen}")]
     return []
 
 
-def _exploit(trial: Trial, idle: float) -> Fault | None:
+def _exploit(trial: Trial, idle: float) -> AuditFault | None:
     if trial.verdict not in _GRADED:
-        return Fault(flaw=Flaw.FORCED_INFRASTRUCTURE, subject=trial.exploit, note=f"{trial.cause} {trial.note}".strip())
+        return AuditFault(
+            flaw=Flaw.FORCED_INFRASTRUCTURE, subject=trial.exploit, note=f"{trial.cause} {trial.note}".strip()
+        )
     if earned(trial, idle):
-        return Fault(flaw=Flaw.HACKABLE, subject=trial.exploit, note=trial.note)
+        return AuditFault(flaw=Flaw.HACKABLE, subject=trial.exploit, note=trial.note)
     return None
 
 

@@ -22,7 +22,7 @@ from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Mount, Sandbox, Snapshot
 from muster.types import Outcome, Task
 from muster.verifier.attribution import after_loss
-from muster.verifier.audit.stages import Stage, combined, stages_of
+from muster.verifier.audit.stages import AuditStage, combined, stages_of
 from muster.verifier.port import Verifier
 
 _CHANGED_SHOWN = 12
@@ -50,8 +50,8 @@ class Played:
     said: str = ""  # the end of the last output
 
 
-class Player:
-    """Example: `played = await Player(pool, verifier, jobs=4).play(task, pristine, script_of)`
+class ScriptPlayer:
+    """Example: `played = await ScriptPlayer(pool, verifier, jobs=4).play(task, pristine, script_of)`
 
     At most `jobs` plays go on at once; others wait.
     """
@@ -69,7 +69,7 @@ class Player:
         self,
         task: Task,
         pristine: Snapshot,
-        script_of: Callable[[Stage], Script | None],
+        script_of: Callable[[AuditStage], Script | None],
         *,
         repeats: int = 1,
         deadline_s: float | None = None,
@@ -96,7 +96,7 @@ class Player:
         self,
         task: Task,
         pristine: Snapshot,
-        script_of: Callable[[Stage], Script | None],
+        script_of: Callable[[AuditStage], Script | None],
         repeats: int,
         deadline_s: float | None,
         left: list[_Left],
@@ -120,7 +120,7 @@ class Player:
                 break
         return rounds
 
-    async def _act(self, stage: Stage, state: Snapshot, script: Script | None) -> _Left | None:
+    async def _act(self, stage: AuditStage, state: Snapshot, script: Script | None) -> _Left | None:
         """Do what the stage says in a fork of `state`; None when there is nothing to do. Raises `SandboxError`."""
         if script is None and stage.setup is None:
             return None

@@ -1,6 +1,6 @@
 """A task as the stages that are played one after the other, and their rewards as one. Law: pure.
 
-Task ─► Stage, … (one, or one for each step) ─play, grade─► Outcome, … ─► combined: one Outcome
+Task ─► AuditStage, … (one, or one for each step) ─play, grade─► Outcome, … ─► combined: one Outcome
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from muster.verifier.steps import Grade, as_task, combine, goes_on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class AuditStage:
     """One part of a task. `task` has this stage's instruction and verifier."""
 
     task: Task
@@ -26,11 +26,11 @@ class Stage:
         return self.step is not None and goes_on(Grade(step=self.step.name, outcome=outcome, turns=0), self.step)
 
 
-def stages_of(task: Task) -> tuple[Stage, ...]:
+def stages_of(task: Task) -> tuple[AuditStage, ...]:
     if not task.steps:
-        return (Stage(task=task, solution=task.solution),)
+        return (AuditStage(task=task, solution=task.solution),)
     return tuple(
-        Stage(
+        AuditStage(
             task=as_task(task, step),
             step=step,
             setup=step.setup,

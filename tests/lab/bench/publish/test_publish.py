@@ -13,7 +13,7 @@ from muster.engine.config import EmbeddedEngineConfig
 from muster.errors import UserError
 from muster.lab.bench.publish import publish
 from muster.lab.bench.publish.arm import Published, published
-from muster.lab.bench.publish.load import Meter
+from muster.lab.bench.publish.load import TokenMeter
 from muster.types import PublicationRecord, Version
 
 WHOLE_BYTES = 1_000
@@ -54,7 +54,7 @@ def missed(found: list[Published]) -> set[str]:
 
 
 def test_a_meter_counts_evenly_between_two_readings() -> None:
-    meter = Meter()
+    meter = TokenMeter()
     for at_s, tokens in ((0.0, 0), (1.0, 100), (2.0, 100), (4.0, 500)):
         meter.read(at_s, tokens)
     assert meter.rate(0.5, 1.0) == pytest.approx(100)
@@ -63,7 +63,7 @@ def test_a_meter_counts_evenly_between_two_readings() -> None:
 
 
 def test_the_parts_of_a_publication_lie_where_its_record_says() -> None:
-    meter = Meter()
+    meter = TokenMeter()
     # 100 a second; exported from 10 to 11 at 90, published at 11.9, staged to 13.9 at 50, paused to 14
     for at_s, tokens in ((5, 0), (10, 500), (11, 590), (11.9, 680), (13.9, 780), (14, 780), (20, 1380)):
         meter.read(at_s, tokens)

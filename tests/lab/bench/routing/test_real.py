@@ -11,7 +11,7 @@ from muster.engine.fleet.router import Policy
 from muster.engine.timing import EngineTiming
 from muster.errors import UserError
 from muster.lab.bench.routing import real
-from muster.lab.bench.routing.real import Place, Planned, Played, needed_tokens
+from muster.lab.bench.routing.real import Planned, PolicyRun, RoutingSetup, needed_tokens
 from muster.lab.emulated.replica import EmulatedReplica
 
 ENGINE = EmulatedEngineConfig(
@@ -45,10 +45,10 @@ def test_the_same_seed_gives_the_same_plan_and_its_contexts_fit() -> None:
     assert real.PROMPT_TOKENS + longest * grown < real.MAX_MODEL_LEN
 
 
-def play(policy: Policy) -> Played:
-    async def main() -> Played:
+def play(policy: Policy) -> PolicyRun:
+    async def main() -> PolicyRun:
         replicas = [EmulatedReplica(f"engine{i}", ENGINE) for i in range(2)]
-        place = Place(replicas=replicas, vocabulary=300, block=ENGINE.block_tokens, rng=np.random.default_rng(0))
+        place = RoutingSetup(replicas=replicas, vocabulary=300, block=ENGINE.block_tokens, rng=np.random.default_rng(0))
         return await place.play(policy, real.plan(0))
 
     return clock.run_virtual(main())

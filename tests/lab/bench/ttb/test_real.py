@@ -20,8 +20,8 @@ from muster.lab.bench.ttb.arms import ALL, BASELINE
 from muster.lab.bench.ttb.declaration import read as read_declaration
 from muster.lab.bench.ttb.real.constants import Constants, at_pace, constants_of, predict, probe, without_overhead
 from muster.lab.bench.ttb.real.declared import DeclaredBackend
-from muster.lab.bench.ttb.real.real import Lived, batch_of, live, read_config, row, targets, wrong
-from muster.lab.bench.ttb.real.run import Place, collect
+from muster.lab.bench.ttb.real.real import ArmRun, batch_of, live, read_config, row, targets, wrong
+from muster.lab.bench.ttb.real.run import RealSetup, collect
 from muster.lab.bench.ttb.real.scale import Scale, scaled_engine, scaled_groups, scaled_world
 from muster.lab.bench.ttb.real.table import render
 from muster.lab.bench.ttb.real.words import (
@@ -36,7 +36,7 @@ from muster.lab.bench.ttb.real.words import (
     placed,
     reply,
 )
-from muster.lab.collection.collection import FleetWorld, SandboxWorld, World, simulate
+from muster.lab.collection.collection import CollectionWorld, FleetWorld, SandboxWorld, simulate
 from muster.lab.collection.timed_sandbox import SandboxTimes, TimedBackend
 from muster.lab.collection.workload import Lognormal, PlannedTurn, Program, WorkloadConfig, programs
 from muster.lab.emulated.presets import preset
@@ -207,7 +207,7 @@ def test_images_are_told_apart_where_the_backend_makes_the_same_of_them() -> Non
 # --- accounts -------------------------------------------------------------------------------------
 
 
-def small(order: str = "group", **sandboxes: object) -> tuple[World, Groups]:
+def small(order: str = "group", **sandboxes: object) -> tuple[CollectionWorld, Groups]:
     """Four groups of two, seconds long in real time."""
     workload = WorkloadConfig(
         groups=4,
@@ -221,7 +221,7 @@ def small(order: str = "group", **sandboxes: object) -> tuple[World, Groups]:
         max_context_tokens=1500,
     )
     engine = EmulatedEngineConfig()
-    world = World(
+    world = CollectionWorld(
         workload=workload,
         fleet=FleetWorld(replicas=2, engine=engine),
         sandboxes=SandboxWorld.model_validate({"slots": 4, "verifier_slots": 2, **sandboxes}),
@@ -288,8 +288,8 @@ def test_a_probe_at_half_the_pace_has_fewer_attempts_live() -> None:
     assert slower.schedule.slots == slower.sandboxes.slots == world.schedule.slots // 2
 
 
-def lived(ttb_s: float, predicted_s: float, *, wrong: int = 0) -> Lived:
-    return Lived(
+def lived(ttb_s: float, predicted_s: float, *, wrong: int = 0) -> ArmRun:
+    return ArmRun(
         ttb_s=ttb_s,
         predicted_s=predicted_s,
         parts={Stage.TOOL: ttb_s},
@@ -335,7 +335,7 @@ def test_the_table_shows_both_arms_and_every_target() -> None:
 def test_a_real_batch_plays_what_was_planned(tmp_path: Path) -> None:
     world, groups = small("launch", times=SandboxTimes(boot_s=Lognormal(median=0.2), stop_s=0.1), verify="in_place")
     played = live(
-        world, groups, 3, Constants(turn_s=0.01, boot_s=0.02, grade_s=0.05), Place(root=tmp_path, processes=1)
+        world, groups, 3, Constants(turn_s=0.01, boot_s=0.02, grade_s=0.05), RealSetup(root=tmp_path, processes=1)
     )
     assert played.wrong == 0
     assert sum(played.parts.values()) == pytest.approx(played.ttb_s)
@@ -351,7 +351,7 @@ def test_an_interrupted_batch_leaves_nothing(tmp_path: Path) -> None:
     endless = tuple(tuple(replace(p, turns=p.turns * 200) for p in siblings) for siblings in groups)
 
     async def main() -> None:
-        batch = asyncio.ensure_future(collect(world, endless, 3, Place(root=tmp_path, processes=1)))
+        batch = asyncio.ensure_future(collect(world, endless, 3, RealSetup(root=tmp_path, processes=1)))
         while not list(tmp_path.glob("sandboxes/images/*")):  # from here on sandboxes start, and any moment must do
             assert not batch.done()
             await clock.sleep(0.02)

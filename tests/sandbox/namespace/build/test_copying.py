@@ -10,9 +10,9 @@ import pytest
 
 from muster.errors import TaskError
 from muster.sandbox.dockerfile.steps import Copy, Document, FileStep, MakeDirectory, Origin
-from muster.sandbox.namespace.build.copying import FileLayer, Place, context_place
+from muster.sandbox.namespace.build.copying import CopyOrigin, FileLayer, context_place
 from muster.sandbox.namespace.build.layers import Stack
-from muster.sandbox.namespace.build.tree import Tree
+from muster.sandbox.namespace.build.tree import LayerTree
 
 ROOT = os.geteuid() == 0
 
@@ -34,13 +34,13 @@ class Ground:
         path.write_text(content)
         path.chmod(mode)
 
-    def plan(self, *steps: FileStep, places: dict[Origin, Place] | None = None) -> FileLayer:
+    def plan(self, *steps: FileStep, places: dict[Origin, CopyOrigin] | None = None) -> FileLayer:
         stack = Stack(key="base", layers=(self.base,))
         return FileLayer(
             steps, file="Dockerfile", places=places or {None: context_place(self.context, None)}, below=stack
         )
 
-    def write(self, *steps: FileStep, places: dict[Origin, Place] | None = None) -> list[str]:
+    def write(self, *steps: FileStep, places: dict[Origin, CopyOrigin] | None = None) -> list[str]:
         """Everything in the layer, `path` or `path=content`."""
         self._layer.mkdir()
         self.plan(*steps, places=places).write(self._layer)
@@ -182,7 +182,7 @@ def test_from_another_stage_owners_stay(ground: Ground, tmp_path: Path) -> None:
     ground.file(tmp_path / "stage" / "out" / "f", "built")
     if ROOT:
         os.chown(tmp_path / "stage" / "out" / "f", 7, 8)
-    places: dict[Origin, Place] = {0: Place(name="stage 0", tree=Tree((tmp_path / "stage",)), key="k")}
+    places: dict[Origin, CopyOrigin] = {0: CopyOrigin(name="stage 0", tree=LayerTree((tmp_path / "stage",)), key="k")}
     assert ground.write(copy("/out/f", to="/f", origin=0), places=places) == ["f=built"]
     if ROOT:
         assert (ground.status("f").st_uid, ground.status("f").st_gid) == (7, 8)
@@ -204,7 +204,7 @@ def test_a_dockerfile_may_have_its_own_ignore_file(ground: Ground) -> None:
         ground.file(ground.context / name)
     ground.file(ground.context / ".dockerignore", "a\n")
     ground.file(ground.context / "Dockerfile.dockerignore", "b\nDockerfile*\n.dockerignore\n")
-    places: dict[Origin, Place] = {None: context_place(ground.context, ground.context / "Dockerfile")}
+    places: dict[Origin, CopyOrigin] = {None: context_place(ground.context, ground.context / "Dockerfile")}
     assert ground.write(copy(".", to="/x"), places=places) == ["x", "x/a=x"]
 
 

@@ -16,7 +16,7 @@ from muster.errors import ConfigError, ImageError
 from muster.sandbox.dockerfile.startup import ARCHITECTURE, Startup
 from muster.sandbox.namespace.build.layers import LayerStore
 from muster.sandbox.namespace.build.rootfs import RootFs, RootFsStore
-from muster.sandbox.namespace.build.tree import Tree
+from muster.sandbox.namespace.build.tree import LayerTree
 from muster.sandbox.namespace.storage.state import RunDirectory
 from muster.types import HealthCheck
 
@@ -109,7 +109,7 @@ def oci_archive(path: Path, machines: tuple[str, ...] = (ARCHITECTURE, "other"))
 
 
 def seen(rootfs: RootFs, path: str) -> str | None:
-    entry = Tree(rootfs.stack.layers).entry(path)
+    entry = LayerTree(rootfs.stack.layers).entry(path)
     return entry.path.read_text() if entry and not entry.is_directory else None
 
 
@@ -149,7 +149,7 @@ def test_a_plain_tar_is_one_layer_with_what_every_sandbox_needs(load: Load, tmp_
     assert seen(rootfs, "/etc/a") == "1"
     assert "localhost" in (seen(rootfs, "/etc/hosts") or "")
     assert seen(rootfs, "/etc/passwd") is None  # its own business
-    tree = Tree(rootfs.stack.layers)
+    tree = LayerTree(rootfs.stack.layers)
     assert all(tree.entry(f"/{name}") for name in ("proc", "dev", "run", "tmp", "logs/verifier", "tmp/x"))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from muster.sandbox.dockerfile.ignore import Ignore
-from muster.sandbox.namespace.build.tree import OPAQUE, Tree
+from muster.sandbox.namespace.build.tree import OPAQUE, LayerTree
 
 
 @pytest.fixture
@@ -32,14 +32,14 @@ def layers(tmp_path: Path) -> tuple[Path, ...]:
     return low, middle, top
 
 
-def listing(tree: Tree, path: str) -> list[str]:
+def listing(tree: LayerTree, path: str) -> list[str]:
     entry = tree.entry(path)
     assert entry is not None
     return [name for name, _ in tree.children(entry)]
 
 
 def test_layers_merge_as_an_overlay_does(layers: tuple[Path, ...]) -> None:
-    tree = Tree(layers)
+    tree = LayerTree(layers)
     assert listing(tree, "/d") == ["added", "kept"]
     assert listing(tree, "/opaque") == ["above"]
     assert tree.entry("/d/removed") is None
@@ -50,7 +50,7 @@ def test_layers_merge_as_an_overlay_does(layers: tuple[Path, ...]) -> None:
 
 
 def test_links_lead_where_a_process_inside_would_go(layers: tuple[Path, ...]) -> None:
-    tree = Tree(layers)
+    tree = LayerTree(layers)
     assert tree.resolve("/relative") == PurePosixPath("/d/kept")
     assert tree.resolve("/relative", follow_last=False) == PurePosixPath("/relative")
     assert tree.resolve("/absolute/new/file") == PurePosixPath("/d/new/file")
@@ -62,7 +62,7 @@ def test_links_lead_where_a_process_inside_would_go(layers: tuple[Path, ...]) ->
 
 
 def test_walking_and_matching(layers: tuple[Path, ...]) -> None:
-    tree = Tree(layers)
+    tree = LayerTree(layers)
     root = tree.entry("/")
     assert root is not None
     names = {str(name) for name, _ in tree.walk(PurePosixPath("/"), root)}
@@ -78,7 +78,7 @@ def test_what_is_ignored_is_not_found_but_what_comes_back_is(tmp_path: Path) -> 
     for path in ("a/x", "a/y", "b/x"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text("")
-    tree = Tree((tmp_path,), ignore=Ignore("a\nb\n!a/y"))
+    tree = LayerTree((tmp_path,), ignore=Ignore("a\nb\n!a/y"))
     root = tree.entry("/")
     assert root is not None
     assert [str(name) for name, _ in tree.walk(PurePosixPath("/"), root)] == ["a/y"]
@@ -89,7 +89,7 @@ def test_what_is_ignored_is_not_found_but_what_comes_back_is(tmp_path: Path) -> 
 def test_over_the_hosts_usr_its_files_are_the_lowest(tmp_path: Path) -> None:
     (tmp_path / "usr" / "bin").mkdir(parents=True)
     (tmp_path / "usr" / "bin" / "mine").write_text("")
-    tree = Tree((tmp_path,), host_usr=True)
+    tree = LayerTree((tmp_path,), host_usr=True)
     names = listing(tree, "/usr/bin")
     assert "mine" in names
     assert "env" in names

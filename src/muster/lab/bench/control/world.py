@@ -70,7 +70,7 @@ class ControlWorld:
         with Journal.create(self._directory / "journal.sqlite", meta={}) as journal:
             backend = FakeBackend()
             pool = Pool(BoundedBackend(backend, DeadlineConfig()), _sandboxes(self.live))
-            script = Script(self._seed)
+            script = ScriptedPolicy(self._seed)
             replicas = [
                 EmulatedReplica(f"engine{i}", _ENGINE, policy=script) for i in range(math.ceil(self.live / PER_REPLICA))
             ]
@@ -126,7 +126,7 @@ class _Part:
     replies: tuple[Ints, ...]
 
 
-class Script:
+class ScriptedPolicy:
     """A policy for emulated replicas: 3 to 5 commands of a second or two, 100 to 300 characters each, then the end."""
 
     def __init__(self, seed: int) -> None:

@@ -17,7 +17,7 @@ from muster import clock
 from muster.engine.config import EngineConfig
 from muster.engine.launching import launch
 from muster.engine.port import Replica
-from muster.lab.bench.publish.load import Meter, under_load
+from muster.lab.bench.publish.load import TokenMeter, under_load
 from muster.publish.publisher import Canary, Publisher, PublisherConfig
 from muster.publish.transports import Exporter
 from muster.trainer.config import TrainerConfig
@@ -26,7 +26,7 @@ from muster.types import Batch, Ints, PublicationRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
+class PublishArm:
     """A transport and a form. capped: whether it is played with a bandwidth cap as well, after as many rounds without;
     what fetches nothing has none.
     """
@@ -38,7 +38,7 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class PublishStage:
     """What all arms share. cap: bytes a second. quiet_s: of the load without a publication, before and after each."""
 
     model: Path
@@ -81,12 +81,12 @@ class Published:
         return self.record.pause_s / self.record.latency_s
 
 
-def rounds(arm: Arm, repeats: int) -> int:
+def rounds(arm: PublishArm, repeats: int) -> int:
     """Steps that an arm takes: one to begin with, then `repeats` for each cap."""
     return 1 + repeats * (2 if arm.capped else 1)
 
 
-async def play(arm: Arm, stage: Stage, batches: Sequence[Batch]) -> list[Published]:
+async def play(arm: PublishArm, stage: PublishStage, batches: Sequence[Batch]) -> list[Published]:
     """Publish after each batch. Raises `PublicationError` when one does not arrive as it left."""
     trainer = ProcessTrainer(arm.trainer, model=str(stage.model), temperature=stage.temperature, exporter=arm.exporter)
     measured: list[Published] = []
@@ -105,7 +105,7 @@ async def play(arm: Arm, stage: Stage, batches: Sequence[Batch]) -> list[Publish
 
 
 def published(
-    arm: str, number: int, cap: float, record: PublicationRecord, meter: Meter, began: float, quiet_s: float
+    arm: str, number: int, cap: float, record: PublicationRecord, meter: TokenMeter, began: float, quiet_s: float
 ) -> Published:
     """began: the start of the export. What came after it follows from the record."""
     serving = began + record.latency_s
@@ -125,8 +125,8 @@ def published(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Act:
-    arm: Arm
-    stage: Stage
+    arm: PublishArm
+    stage: PublishStage
     trainer: ProcessTrainer
     replica: Replica
 

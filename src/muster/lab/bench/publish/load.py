@@ -1,7 +1,7 @@
 """Requests that run on while weights are published, and how fast their tokens come.
 
     under_load(replica, streams) ─► each stream: a request, and another one when it ends ─► cancelled
-                      └─► statistics, every POLL_S ─► Meter ─► tokens a second between any two moments
+                      └─► statistics, every POLL_S ─► TokenMeter ─► tokens a second between any two moments
 
 Law: the load is the same each time: prompts, seeds and lengths are, and it begins anew for every publication. The meter
 reads the replica's own counter, and between two readings it counts evenly: decoding takes some 50 ms a step, and a
@@ -26,7 +26,7 @@ PROMPT_TOKENS = 32
 TEMPERATURE = 1.0
 
 
-class Meter:
+class TokenMeter:
     """Tokens that a replica had sampled at a moment."""
 
     def __init__(self) -> None:
@@ -48,9 +48,9 @@ class Meter:
 
 
 @asynccontextmanager
-async def under_load(replica: Replica, *, streams: int, max_model_len: int) -> AsyncGenerator[Meter]:
+async def under_load(replica: Replica, *, streams: int, max_model_len: int) -> AsyncGenerator[TokenMeter]:
     """`streams` requests are decoding when this yields, and go on until it ends. Raises what a request raises."""
-    meter = Meter()
+    meter = TokenMeter()
     async with asyncio.TaskGroup() as group:
         load = [group.create_task(_stream(replica, index, max_model_len)) for index in range(streams)]
         try:
@@ -83,13 +83,13 @@ async def _all_decoding(replica: Replica, streams: int) -> None:
         await clock.sleep(POLL_S)
 
 
-async def _watch(replica: Replica, meter: Meter) -> None:
+async def _watch(replica: Replica, meter: TokenMeter) -> None:
     while True:
         await _read(replica, meter)
         await clock.sleep(POLL_S)
 
 
-async def _read(replica: Replica, meter: Meter) -> None:
+async def _read(replica: Replica, meter: TokenMeter) -> None:
     asked = clock.now()
     statistics = await replica.statistics()
     meter.read((asked + clock.now()) / 2, statistics.generated_tokens)

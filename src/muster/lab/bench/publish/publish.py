@@ -26,7 +26,7 @@ from muster import clock
 from muster.engine.config import EngineConfig
 from muster.engine.launching import launch
 from muster.errors import UserError
-from muster.lab.bench.publish.arm import Arm, Published, Stage, play, rounds
+from muster.lab.bench.publish.arm import PublishArm, Published, PublishStage, play, rounds
 from muster.lab.bench.publish.batches import prompts_of, sample_batches
 from muster.lab.bench.servers import server_config
 from muster.lab.result import BenchResult, Target, Value
@@ -72,11 +72,11 @@ _WAYS = {
 ARMS = tuple(_WAYS)
 
 
-def arm(name: str, directory: Path, dtype: Literal["bfloat16", "float32"]) -> Arm:
+def arm(name: str, directory: Path, dtype: Literal["bfloat16", "float32"]) -> PublishArm:
     """directory: storage of the checkpoint transport, and of shared memory where that has no room."""
     way = _WAYS[name]
     label = f"{directory.name}-{name}"
-    return Arm(
+    return PublishArm(
         name=name,
         exporter=exporter_for(way.transport, run_label=label, directory=directory / name),
         trainer=TrainerConfig(serving_dtype=dtype, adapter=way.adapter),
@@ -110,7 +110,7 @@ def run_publish_bench(
             raise UserError(f"--arm {name}: it is one of {', '.join(ARMS)}")
     folder = resolve(model)
     asked = list(prompts) if prompts is not None else prompts_of(folder)
-    stage = Stage(
+    stage = PublishStage(
         model=folder,
         engine=engine,
         streams=streams,
@@ -141,7 +141,7 @@ def run_publish_bench(
 
 
 async def _all(
-    say: Callable[[str], object], stage: Stage, prompts: Sequence[Ints], only: Sequence[str]
+    say: Callable[[str], object], stage: PublishStage, prompts: Sequence[Ints], only: Sequence[str]
 ) -> list[Published]:
     found: list[Published] = []
     dtype = stage.engine.dtype

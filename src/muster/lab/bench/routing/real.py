@@ -41,7 +41,7 @@ VLLM_BLOCK_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class PolicyRun:
     """A plan under one policy. needed: tokens that must be computed with perfect reuse. imbalance: most sampled tokens
     of a server over the mean."""
 
@@ -102,10 +102,10 @@ def run_real_routing_bench(
 
 async def _all(
     say: Callable[[str], object], model: str, engine: EngineConfig, repetitions: int
-) -> dict[Policy, list[Played]]:
+) -> dict[Policy, list[PolicyRun]]:
     folder = resolve(model)
     vocabulary = LlamaConfig.from_folder(folder).vocab_size
-    found: dict[Policy, list[Played]] = {policy: [] for policy in POLICIES}
+    found: dict[Policy, list[PolicyRun]] = {policy: [] for policy in POLICIES}
     async with AsyncExitStack() as stack:
         async with asyncio.TaskGroup() as starts:
             starting = [
@@ -116,7 +116,7 @@ async def _all(
         for seed in range(repetitions):
             for number, policy in enumerate(POLICIES):
                 tokens = np.random.default_rng((seed, number))
-                place = Place(replicas=replicas, vocabulary=vocabulary, block=_block(engine), rng=tokens)
+                place = RoutingSetup(replicas=replicas, vocabulary=vocabulary, block=_block(engine), rng=tokens)
                 found[policy].append(await place.play(policy, plan(seed)))
                 say(f"{policy}: hit rate {found[policy][-1].hit_rate:.3f} of at best {found[policy][-1].best:.3f}")
     return found
@@ -136,13 +136,13 @@ def plan(seed: int) -> list[Planned]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RoutingSetup:
     replicas: Sequence[Replica]
     vocabulary: int
     block: int
     rng: np.random.Generator
 
-    async def play(self, policy: Policy, plans: Sequence[Planned]) -> Played:
+    async def play(self, policy: Policy, plans: Sequence[Planned]) -> PolicyRun:
         fleet = Fleet(self.replicas, RouterConfig(policy=policy))
         prompts = [self._tokens(PROMPT_TOKENS) for _ in range(GROUPS)]
         shown = [[self._tokens(OBSERVATION_TOKENS) for _ in p.tools_s] for p in plans]
@@ -198,10 +198,10 @@ def needed_tokens(lengths: Sequence[Sequence[tuple[int, int]]], plans: Sequence[
 
 def _played(
     duration_s: float, before: Sequence[EngineStatistics], after: Sequence[EngineStatistics], needed: int
-) -> Played:
+) -> PolicyRun:
     pairs = list(zip(before, after, strict=True))
     sampled = [b.generated_tokens - a.generated_tokens for a, b in pairs]
-    return Played(
+    return PolicyRun(
         duration_s=duration_s,
         prompt_tokens=sum(b.prompt_tokens - a.prompt_tokens for a, b in pairs),
         cached_tokens=sum(b.cached_tokens - a.cached_tokens for a, b in pairs),
@@ -218,7 +218,7 @@ def _block(engine: EngineConfig) -> int:
     return engine.block_tokens
 
 
-def _row(policy: Policy, own: Sequence[Played]) -> dict[str, Value]:
+def _row(policy: Policy, own: Sequence[PolicyRun]) -> dict[str, Value]:
     return {
         "policy": policy,
         "seconds": median(p.duration_s for p in own),

@@ -19,7 +19,14 @@ import numpy as np
 from muster import clock
 from muster.engine.fleet.router import Policy, Router, RouterConfig
 from muster.journal import BatchRow
-from muster.lab.collection.collection import Collected, FleetWorld, SandboxWorld, TrainingWorld, World, simulate
+from muster.lab.collection.collection import (
+    Collected,
+    CollectionWorld,
+    FleetWorld,
+    SandboxWorld,
+    TrainingWorld,
+    simulate,
+)
 from muster.lab.collection.workload import Lognormal, WorkloadConfig
 from muster.lab.result import BenchResult, Target, Value
 from muster.lab.workers import workers
@@ -51,7 +58,7 @@ class Routed:
     preemptions: int
 
 
-def worlds() -> dict[str, World]:
+def worlds() -> dict[str, CollectionWorld]:
     """The regimes: one batch of 128 trajectories, all at once, on four replicas of a 32B model."""
     skewed = WorkloadConfig(
         groups=GROUPS,
@@ -67,10 +74,10 @@ def worlds() -> dict[str, World]:
         "training": TrainingWorld(step_s=0, export_s=0),
     }
 
-    def world(workload: WorkloadConfig, kv_capacity_tokens: int | None) -> World:
+    def world(workload: WorkloadConfig, kv_capacity_tokens: int | None) -> CollectionWorld:
         overrides = {} if kv_capacity_tokens is None else {"kv_capacity_tokens": kv_capacity_tokens}
         fleet = FleetWorld(replicas=REPLICAS, preset="h100x2-qwen-32b", overrides=overrides)
-        return World.model_validate({"workload": workload, "fleet": fleet, **common})
+        return CollectionWorld.model_validate({"workload": workload, "fleet": fleet, **common})
 
     return {
         "ample memory": world(plain, AMPLE_TOKENS),

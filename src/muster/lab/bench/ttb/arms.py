@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from muster.lab.bench.ttb.declaration import Declaration
-from muster.lab.collection.collection import World
+from muster.lab.collection.collection import CollectionWorld
 
 MAIN = "node"
 """The fleet of the ablation, the policies and the faults."""
@@ -25,7 +25,7 @@ class Arm:
     kind: str
     fleet: str
     name: str
-    world: World
+    world: CollectionWorld
 
     @property
     def key(self) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from muster.errors import ConfigError
-from muster.lab.collection.collection import World
+from muster.lab.collection.collection import CollectionWorld
 
 BUILT_IN = Path(__file__).with_name("ttb.toml")
 
@@ -24,7 +24,7 @@ Table = dict[str, Any]
 
 
 class Declaration(BaseModel):
-    """The file, table by table; each value is a part of a `World` as a plain table.
+    """The file, table by table; each value is a part of a `CollectionWorld` as a plain table.
 
     Example: `read(BUILT_IN).world("node", parts=("routing", "execution", "assembly"))`
     """
@@ -41,7 +41,7 @@ class Declaration(BaseModel):
         default_factory=dict[str, dict[str, Table]], description="sensitivity: axis, then cell, to what it changes"
     )
 
-    def world(self, fleet: str, *, parts: Sequence[str] = (), over: Sequence[Table] = ()) -> World:
+    def world(self, fleet: str, *, parts: Sequence[str] = (), over: Sequence[Table] = ()) -> CollectionWorld:
         """The world of one arm. `over`: more tables, laid over the rest. Raises `ConfigError` naming the table."""
         chosen = {name: value for name, value in self._fleet(fleet).items() if name != "about"}
         tables = [chosen, self.baseline, *(self.parts[p] for p in parts), {"workload": self.workload}, *over]
@@ -49,7 +49,7 @@ class Declaration(BaseModel):
         for table in tables:
             merged = laid_over(merged, table)
         try:
-            return World.model_validate(merged)
+            return CollectionWorld.model_validate(merged)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "world"

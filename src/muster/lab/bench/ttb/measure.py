@@ -1,6 +1,6 @@
 """One collection measured: its time by cause, against its bound; what it wasted; whom it selected.
 
-    World, seed ─simulate─► journal, counters ─► Measured (numbers alone, to be sent between processes)
+    CollectionWorld, seed ─simulate─► journal, counters ─► Measured (numbers alone, to be sent between processes)
 
 Law: lengths are those of the programs that were dispatched, also of the ones that were cancelled before they ended:
 what a policy leaves out cannot hide by never ending.
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from muster.journal import LaunchRow
 from muster.lab.collection.bounds import planned_bounds
-from muster.lab.collection.collection import Collected, World, simulate
+from muster.lab.collection.collection import Collected, CollectionWorld, simulate
 from muster.observe.critical_path import batch_time
 from muster.observe.devices import device_ledger
 from muster.observe.record import Record, read
@@ -72,7 +72,7 @@ class Measured:
         return self.states.get(DeviceState.ENV_WAIT, 0.0)
 
 
-def measure(world: World, seed: int) -> Measured:
+def measure(world: CollectionWorld, seed: int) -> Measured:
     """Simulate and measure. Deterministic."""
     collected = simulate(world, seed)
     try:

@@ -23,7 +23,7 @@ from muster import clock
 from muster.lab.bench.ttb.arms import ALL, BASELINE, MAIN, Arm, arms
 from muster.lab.bench.ttb.declaration import BUILT_IN, read
 from muster.lab.bench.ttb.measure import Measured, measure
-from muster.lab.collection.collection import World
+from muster.lab.collection.collection import CollectionWorld
 from muster.lab.result import BenchResult, Target, Value
 from muster.lab.workers import workers
 from muster.types import Stage
@@ -58,7 +58,7 @@ class Job:
     """What a worker process is sent."""
 
     key: str
-    world: World
+    world: CollectionWorld
     seed: int
 
     def run(self) -> tuple[str, Measured]:

@@ -26,12 +26,12 @@ from muster.sandbox.dockerfile.recipe import SCRATCH, Stages
 from muster.sandbox.dockerfile.startup import Startup
 from muster.sandbox.dockerfile.steps import Copy, FileStep, MakeDirectory, Origin, Run, RunMount
 from muster.sandbox.namespace.build import base
-from muster.sandbox.namespace.build.copying import FileLayer, Place, context_place
+from muster.sandbox.namespace.build.copying import CopyOrigin, FileLayer, context_place
 from muster.sandbox.namespace.build.layers import BASE, LayerStore, Stack, digest
 from muster.sandbox.namespace.build.provision import Provision
 from muster.sandbox.namespace.build.rootfs import RootFs, RootFsStore
 from muster.sandbox.namespace.build.run_mounts import RunMounts, bind_step
-from muster.sandbox.namespace.build.tree import Tree
+from muster.sandbox.namespace.build.tree import LayerTree
 from muster.sandbox.namespace.build.workshop import Log, Workshop
 from muster.sandbox.namespace.instance import Host
 from muster.sandbox.port import Service, Snapshot
@@ -110,7 +110,7 @@ class _Build:
         self._log = log
         self._file = _name(image)
         self._built: dict[int, tuple[Stack, Startup]] = {}
-        self._context: Place | None = None
+        self._context: CopyOrigin | None = None
 
     async def snapshot(self) -> Snapshot:
         image = self._image
@@ -120,7 +120,7 @@ class _Build:
         else:
             stack, startup = await self._stage(self._stages, self._stages.target(image.target))
         workdir = image.workdir or startup.workdir
-        if Tree(stack.layers, host_usr=stack.host_usr).entry(workdir) is None:
+        if LayerTree(stack.layers, host_usr=stack.host_usr).entry(workdir) is None:
             stack = await self._files((MakeDirectory(path=workdir),), stack)
         self._require_bash(stack)
         snapshot = Snapshot(
@@ -211,7 +211,7 @@ class _Build:
         copy, places = bind_step(step.line, mount), {mount.origin: await self._place(mount.origin)}
         return await asyncio.to_thread(FileLayer, (copy,), file=self._file, places=places, below=None)
 
-    async def _place(self, origin: Origin) -> Place:
+    async def _place(self, origin: Origin) -> CopyOrigin:
         if origin is None:
             return self._context_place()
         if isinstance(origin, int):
@@ -223,9 +223,9 @@ class _Build:
             name = f"the image {origin}"
             if stack.host_usr:
                 name += f" (which is this machine's own: name another in sandbox.images, as '{origin}' = 'FILE.tar')"
-        return Place(name=name, tree=Tree(stack.layers, host_usr=stack.host_usr), key=stack.key)
+        return CopyOrigin(name=name, tree=LayerTree(stack.layers, host_usr=stack.host_usr), key=stack.key)
 
-    def _context_place(self) -> Place:
+    def _context_place(self) -> CopyOrigin:
         image = self._image
         context = image.context or (image.dockerfile.parent if image.dockerfile else None)
         if context is None or not context.is_dir():
@@ -234,7 +234,7 @@ class _Build:
         return self._context
 
     def _require_bash(self, stack: Stack) -> None:
-        if stack.host_usr or Tree(stack.layers).entry("/bin/bash") is not None:
+        if stack.host_usr or LayerTree(stack.layers).entry("/bin/bash") is not None:
             return
         raise TaskError(
             f"{self._file}: the image has no /bin/bash, with which a sandbox runs commands: "

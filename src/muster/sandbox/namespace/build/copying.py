@@ -24,17 +24,17 @@ from muster.sandbox.dockerfile.steps import Copy, FileStep, MakeDirectory, Origi
 from muster.sandbox.files import remove_tree
 from muster.sandbox.namespace.build.archive import Unpacker, open_tar
 from muster.sandbox.namespace.build.layers import Stack
-from muster.sandbox.namespace.build.tree import Entry, LinkLoop, Tree
+from muster.sandbox.namespace.build.tree import LayerTree, LinkLoop, TreeEntry
 
 _CHUNK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CopyOrigin:
     """Where files come from. `key` says what is in it; None: their content has to be read to know (a build context)."""
 
     name: str
-    tree: Tree
+    tree: LayerTree
     key: str | None = None
 
 
@@ -44,22 +44,22 @@ class _Source:
 
     name: PurePosixPath
     path: PurePosixPath
-    entry: Entry
+    entry: TreeEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copying:
     step: Copy
-    place: Place
+    place: CopyOrigin
     sources: tuple[_Source, ...]
 
 
-def context_place(context: Path, dockerfile: Path | None) -> Place:
+def context_place(context: Path, dockerfile: Path | None) -> CopyOrigin:
     """The build context, without what its .dockerignore leaves out."""
     candidates = [Path(f"{dockerfile}.dockerignore")] if dockerfile else []
     file = next((f for f in [*candidates, context / ".dockerignore"] if f.is_file()), None)
     ignore = Ignore(file.read_text()) if file else None
-    return Place(name=f"the build context {context}", tree=Tree((context,), ignore=ignore))
+    return CopyOrigin(name=f"the build context {context}", tree=LayerTree((context,), ignore=ignore))
 
 
 class FileLayer:
@@ -69,7 +69,7 @@ class FileLayer:
     """
 
     def __init__(
-        self, steps: tuple[FileStep, ...], *, file: str, places: Mapping[Origin, Place], below: Stack | None
+        self, steps: tuple[FileStep, ...], *, file: str, places: Mapping[Origin, CopyOrigin], below: Stack | None
     ) -> None:
         """`below` None: into an empty directory."""
         self._file = file
@@ -99,7 +99,7 @@ class FileLayer:
 
     def write(self, layer: Path) -> None:
         lower, host_usr = (self._below.layers, self._below.host_usr) if self._below else ((), False)
-        writer = _Writer(layer, Tree((*lower, layer), host_usr=host_usr))
+        writer = _Writer(layer, LayerTree((*lower, layer), host_usr=host_usr))
         for move in self._moves:
             if isinstance(move, MakeDirectory):
                 writer.directory(move.path)
@@ -138,7 +138,7 @@ class FileLayer:
         try:
             with open_tar(archive, f"{self._file}:{step.line}: ADD {archive.name}") as tar:
                 Unpacker(aside).unpack(tar)
-            content = Tree((aside,))
+            content = LayerTree((aside,))
             root = content.entry("/")
             assert root is not None
             for name, entry in content.walk(PurePosixPath("/"), root):
@@ -146,7 +146,7 @@ class FileLayer:
         finally:
             remove_tree(aside)
 
-    def _sources(self, step: Copy, place: Place) -> Iterator[_Source]:
+    def _sources(self, step: Copy, place: CopyOrigin) -> Iterator[_Source]:
         for pattern in step.sources:
             try:
                 found = list(_find(pattern, place.tree, parents=step.parents))
@@ -156,14 +156,14 @@ class FileLayer:
                 raise self._error(step, f"there is no {pattern!r} in {place.name}")
             yield from found
 
-    def _owner(self, step: Copy, tree: Tree) -> tuple[int, int]:
+    def _owner(self, step: Copy, tree: LayerTree) -> tuple[int, int]:
         user, _, group = step.owner.partition(":")
         uid, primary = (int(user), int(user)) if user.isdigit() else self._look_up(step, tree, "/etc/passwd", user)
         if not group:
             return uid, primary
         return uid, int(group) if group.isdigit() else self._look_up(step, tree, "/etc/group", group)[0]
 
-    def _look_up(self, step: Copy, tree: Tree, database: str, name: str) -> tuple[int, int]:
+    def _look_up(self, step: Copy, tree: LayerTree, database: str, name: str) -> tuple[int, int]:
         """The two numbers after a name of passwd (user, group) or group (group, and nothing of use)."""
         entry = tree.entry(database)
         for line in entry.path.read_text(errors="replace").splitlines() if entry else ():
@@ -181,7 +181,7 @@ class FileLayer:
 class _Writer:
     """Puts files into a layer at paths of the image, as seen through `tree` (the layer on top of those below)."""
 
-    def __init__(self, layer: Path, tree: Tree) -> None:
+    def __init__(self, layer: Path, tree: LayerTree) -> None:
         self.layer = layer
         self.tree = tree
 
@@ -208,7 +208,7 @@ class _Writer:
                 made.chmod(0o755)
         return made
 
-    def put(self, entry: Entry, path: PurePosixPath, *, owner: tuple[int, int] | None, mode: int | None) -> None:
+    def put(self, entry: TreeEntry, path: PurePosixPath, *, owner: tuple[int, int] | None, mode: int | None) -> None:
         """A copy of `entry` at `path`; a directory without what it holds. Owner None: as it is."""
         status = entry.path.lstat()
         owner = owner or (status.st_uid, status.st_gid)
@@ -241,7 +241,7 @@ class _Writer:
         return target
 
 
-def _find(pattern: str, tree: Tree, *, parents: bool) -> Iterator[_Source]:
+def _find(pattern: str, tree: LayerTree, *, parents: bool) -> Iterator[_Source]:
     """With `parents` a name keeps the directories after a /./ in the pattern. Raises `LinkLoop`."""
     pivot, _, rest = pattern.rpartition("/./") if parents else ("", "", pattern)
     start = tree.resolve(f"/{pivot}")
@@ -253,7 +253,7 @@ def _find(pattern: str, tree: Tree, *, parents: bool) -> Iterator[_Source]:
             yield _Source(name=name, path=resolved, entry=entry)
 
 
-def _all(source: _Source, tree: Tree, exclude: tuple[str, ...]) -> Iterator[tuple[PurePosixPath, Entry]]:
+def _all(source: _Source, tree: LayerTree, exclude: tuple[str, ...]) -> Iterator[tuple[PurePosixPath, TreeEntry]]:
     """The source itself if it is a file, else all below it, as paths below the target."""
     if not source.entry.is_directory:
         yield source.name, source.entry
@@ -264,7 +264,7 @@ def _all(source: _Source, tree: Tree, exclude: tuple[str, ...]) -> Iterator[tupl
             yield name, entry
 
 
-def _fingerprint(update: Callable[[bytes], None], name: PurePosixPath, entry: Entry) -> None:
+def _fingerprint(update: Callable[[bytes], None], name: PurePosixPath, entry: TreeEntry) -> None:
     status = entry.path.lstat()
     if stat.S_ISLNK(status.st_mode):
         update(os.fsencode(f"{name} link {os.readlink(entry.path)}\0"))  # noqa: PTH115

@@ -33,7 +33,7 @@ from muster.sandbox.namespace.build import base
 from muster.sandbox.namespace.build.archive import Unpacker, open_tar
 from muster.sandbox.namespace.build.layers import ROOTFS, LayerStore, Stack, digest, make_directories
 from muster.sandbox.namespace.build.oci import Manifest, read_manifest
-from muster.sandbox.namespace.build.tree import Tree
+from muster.sandbox.namespace.build.tree import LayerTree
 from muster.types import HealthCheck
 
 HOST = "host"
@@ -147,7 +147,7 @@ def _existing(pattern: str, source: str) -> Path | None:
 
 
 def _fit(layer: Path, below: tuple[Path, ...]) -> None:
-    tree = Tree((*below, layer))
+    tree = LayerTree((*below, layer))
     for name, mode in base.DIRECTORIES.items():
         if tree.entry(f"/{name}") is None:
             make_directories(layer, name).chmod(mode)

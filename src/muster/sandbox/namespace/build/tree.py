@@ -26,7 +26,7 @@ _ROOT = PurePosixPath("/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class TreeEntry:
     """A file, link or directory of the tree. `path` is where the host has it (a directory: its topmost part)."""
 
     path: Path
@@ -45,8 +45,8 @@ class LinkLoop(OSError):
     """A path that its links lead in circles."""
 
 
-class Tree:
-    """Example: `Tree((base, layer)).entry("/etc/passwd")`"""
+class LayerTree:
+    """Example: `LayerTree((base, layer)).entry("/etc/passwd")`"""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class Tree:
         ignore: Ignore | None = None,
     ) -> None:
         """`layers` base first. What `ignore` leaves out is not found by `walk` and `glob`."""
-        self._root = Entry(path=layers[-1], parts=tuple(reversed(layers)))
+        self._root = TreeEntry(path=layers[-1], parts=tuple(reversed(layers)))
         self._host_usr = host_usr
         self._ignore = ignore or Ignore("")
 
-    def entry(self, path: str) -> Entry | None:
+    def entry(self, path: str) -> TreeEntry | None:
         """What is at `path`, all links followed. None: nothing, or a link that leads nowhere."""
         return self._at(self.resolve(path))
 
@@ -84,13 +84,13 @@ class Tree:
             todo = [p for p in target.split("/") if p and p != "."] + todo
         return done
 
-    def children(self, directory: Entry) -> list[tuple[str, Entry]]:
+    def children(self, directory: TreeEntry) -> list[tuple[str, TreeEntry]]:
         """By name, sorted."""
         names = {name for part in directory.parts for name in os.listdir(part)}  # noqa: PTH208
         found = ((name, self._child(directory, name)) for name in sorted(names))
         return [(name, entry) for name, entry in found if entry is not None]
 
-    def walk(self, path: PurePosixPath, directory: Entry) -> Iterator[tuple[PurePosixPath, Entry]]:
+    def walk(self, path: PurePosixPath, directory: TreeEntry) -> Iterator[tuple[PurePosixPath, TreeEntry]]:
         """All below `directory`, which is at `path`: each directory before what it holds, names relative to `path`."""
         todo = [(PurePosixPath(), directory)]
         while todo:
@@ -127,16 +127,16 @@ class Tree:
             return entry is not None
         return entry.is_directory and any(True for _ in self.walk(path, entry))
 
-    def _at(self, path: PurePosixPath) -> Entry | None:
+    def _at(self, path: PurePosixPath) -> TreeEntry | None:
         """What is at `path`, no link followed."""
-        current: Entry | None = self._root
+        current: TreeEntry | None = self._root
         for part in path.parts[1:]:
             if current is None or not current.is_directory:
                 return None
             current = self._child(current, part)
         return current
 
-    def _child(self, directory: Entry, name: str) -> Entry | None:
+    def _child(self, directory: TreeEntry, name: str) -> TreeEntry | None:
         merged: list[Path] = []
         below = list(directory.parts)
         if self._host_usr and directory is self._root and name == "usr":
@@ -150,11 +150,11 @@ class Tree:
             if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
                 break  # a whiteout
             if not stat.S_ISDIR(status.st_mode):
-                return Entry(path=merged[0], parts=tuple(merged)) if merged else Entry(path=path)
+                return TreeEntry(path=merged[0], parts=tuple(merged)) if merged else TreeEntry(path=path)
             merged.append(path)
             if is_opaque(path):
                 break
-        return Entry(path=merged[0], parts=tuple(merged)) if merged else None
+        return TreeEntry(path=merged[0], parts=tuple(merged)) if merged else None
 
 
 def is_opaque(directory: Path) -> bool:

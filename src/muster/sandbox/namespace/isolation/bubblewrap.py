@@ -31,7 +31,7 @@ DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "ur
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
+class OverlayStack:
     """Directories shown as one at `target`, lowest first. `writable`: the (upper, work) that take the writes."""
 
     target: str
@@ -46,7 +46,7 @@ class Root:
     layers: tuple[Path, ...]
     upper: Path
     work: Path
-    system: tuple[Stack, ...] = ()
+    system: tuple[OverlayStack, ...] = ()
     devices: Path | None = None  # a directory with nodes of its own, where root could change the host's
 
 

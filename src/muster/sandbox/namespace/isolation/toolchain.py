@@ -1,6 +1,6 @@
 """The system directories of a state, and how one state works with the tools of another.
 
-    layers ─► Stack per /usr, /bin, ...: what to mount there, from the lowest up
+    layers ─► OverlayStack per /usr, /bin, ...: what to mount there, from the lowest up
     toolchain ─► one small layer for the top of another state's layers, with its links and mount points + Stacks
 
 Law: a layer's directory is read, never followed: whatever an agent put in place of /usr or /bin lies below the top
@@ -16,7 +16,7 @@ import stat
 from functools import cache
 from pathlib import Path
 
-from muster.sandbox.namespace.isolation.bubblewrap import Stack
+from muster.sandbox.namespace.isolation.bubblewrap import OverlayStack
 
 HOST_PREFIX = "base-"
 """Name of a first layer whose /usr is this host's own; any other first layer is a whole root file system."""
@@ -29,14 +29,14 @@ def host_derived(layers: tuple[Path, ...]) -> bool:
     return layers[0].name.startswith(HOST_PREFIX)
 
 
-def stacks(layers: tuple[Path, ...], *, writable_usr: tuple[Path, Path] | None = None) -> tuple[Stack, ...]:
+def stacks(layers: tuple[Path, ...], *, writable_usr: tuple[Path, Path] | None = None) -> tuple[OverlayStack, ...]:
     """The real directories among `SYSTEM` of a state, to be mounted read-only.
 
     `writable_usr`: upper and work directory of a /usr that may be changed.
     """
     found = ((name, _sources(layers, name)) for name in SYSTEM)
     return tuple(
-        Stack(target=f"/{name}", sources=sources, writable=writable_usr if name == "usr" else None)
+        OverlayStack(target=f"/{name}", sources=sources, writable=writable_usr if name == "usr" else None)
         for name, sources in found
         if sources
     )

@@ -2,7 +2,7 @@
 
     the first turns of some programs ─┬─ played really ───────────┐
                                       └─ simulated, adding nothing ┴─ what the real ones took longer ─► Constants
-    World + Constants ─ simulate ─► predicted TTB
+    CollectionWorld + Constants ─ simulate ─► predicted TTB
 
 Law: measured on another, smaller batch than the one that is predicted, in the same arm, at about as many turns a
 second. Everything that the simulation leaves out is in it: HTTP and JSON, shells, forks, the file system, busy cores.
@@ -16,9 +16,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from muster.journal import BatchRow, Journal, SpanRow, TrajectoryRow
-from muster.lab.bench.ttb.real.run import Place, collect_real
+from muster.lab.bench.ttb.real.run import RealSetup, collect_real
 from muster.lab.bench.ttb.real.words import Groups
-from muster.lab.collection.collection import Collected, World, simulate
+from muster.lab.collection.collection import Collected, CollectionWorld, simulate
 from muster.lab.collection.timed_sandbox import SandboxTimes
 from muster.lab.collection.workload import Lognormal
 from muster.types import Stage
@@ -47,7 +47,7 @@ def probe(groups: Groups) -> Groups:
     return tuple(tuple(replace(p, turns=p.turns[:PROBE_TURNS]) for p in siblings) for siblings in chosen)
 
 
-def measure_constants(world: World, groups: Groups, seed: int, place: Place) -> Constants:
+def measure_constants(world: CollectionWorld, groups: Groups, seed: int, place: RealSetup) -> Constants:
     """Play the probe in `world`. Takes seconds, real ones."""
     probed = probe(groups)
     small = world.with_(
@@ -62,7 +62,7 @@ def measure_constants(world: World, groups: Groups, seed: int, place: Place) -> 
         planned.journal.close()
 
 
-def at_pace(world: World, groups: Groups, turns_per_s: float, seed: int) -> World:
+def at_pace(world: CollectionWorld, groups: Groups, turns_per_s: float, seed: int) -> CollectionWorld:
     """`world` with so few attempts live that `groups` come to that many turns a second, by the plan.
 
     First turns have short contexts, which engines answer at once: with as many live as in the whole batch, the machine
@@ -85,7 +85,7 @@ def constants_of(real: Journal, planned: Journal, probed: Groups, *, boot_s: flo
     )
 
 
-def predict(world: World, groups: Groups, seed: int, constants: Constants) -> Collected:
+def predict(world: CollectionWorld, groups: Groups, seed: int, constants: Constants) -> Collected:
     """`world` with these constants, lived on the virtual clock; close its journal when it was read.
 
     Example: `predict(world, groups, 0, Constants(turn_s=0.01, boot_s=0.02, grade_s=0.05)).hit_rate`
@@ -111,7 +111,7 @@ def without_overhead(times: SandboxTimes) -> SandboxTimes:
     return times.model_copy(update={"boot_s": Lognormal(median=0.0), "command_s": 0.0, "snapshot_s": 0.0})
 
 
-def _turns_per_s(world: World, groups: Groups, seed: int) -> float:
+def _turns_per_s(world: CollectionWorld, groups: Groups, seed: int) -> float:
     """Over the whole batch, by the plan."""
     with closing(simulate(world, seed, groups=groups).journal) as journal:
         (batch,) = journal.rows(BatchRow)

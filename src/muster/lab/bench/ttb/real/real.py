@@ -28,11 +28,11 @@ from muster.journal import Journal
 from muster.lab.bench.ttb.arms import ALL, BASELINE
 from muster.lab.bench.ttb.declaration import Declaration
 from muster.lab.bench.ttb.real.constants import Constants, measure_constants, predict
-from muster.lab.bench.ttb.real.run import Place, collect_real
+from muster.lab.bench.ttb.real.run import RealSetup, collect_real
 from muster.lab.bench.ttb.real.scale import Scale, scaled_groups, scaled_world
 from muster.lab.bench.ttb.real.words import Groups
 from muster.lab.bench.ttb.virtual import CAUSES, CUT
-from muster.lab.collection.collection import World, numbered
+from muster.lab.collection.collection import CollectionWorld, numbered
 from muster.lab.collection.workload import programs
 from muster.lab.result import BenchResult, Target, Value
 from muster.observe.critical_path import BatchTime, batch_time
@@ -56,7 +56,7 @@ class RealConfig(Scale):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lived:
+class ArmRun:
     """One arm in one run, in our seconds. `wrong`: attempts that did not end as their program says."""
 
     ttb_s: float
@@ -77,7 +77,7 @@ class Lived:
         return f"{self.ttb_s:.1f} s, predicted {self.predicted_s:.1f} s; cores busy {self.cpu_share:.0%}"
 
 
-Runs = Mapping[str, Sequence[Lived]]
+Runs = Mapping[str, Sequence[ArmRun]]
 """By arm, one for each seed."""
 
 
@@ -102,10 +102,10 @@ def run_real(declared: Declaration, config: RealConfig, *, say: Say = lambda lin
     Example: `run_real(ttb_declaration.read(), read_config(), say=print).table()`
     """
     began = clock.now()
-    runs: dict[str, list[Lived]] = {BASELINE: [], ALL: []}
+    runs: dict[str, list[ArmRun]] = {BASELINE: [], ALL: []}
     constants: dict[str, list[Constants]] = {BASELINE: [], ALL: []}
     with tempfile.TemporaryDirectory(prefix="muster-ttb-") as root:
-        place = Place(root=Path(root), processes=config.processes)
+        place = RealSetup(root=Path(root), processes=config.processes)
         for seed in range(config.runs):
             for arm, world, groups in _pair(declared, config, seed):
                 constants[arm].append(measure_constants(world, groups, seed, place))
@@ -127,20 +127,20 @@ def run_real(declared: Declaration, config: RealConfig, *, say: Say = lambda lin
     )
 
 
-def _pair(declared: Declaration, config: RealConfig, seed: int) -> list[tuple[str, World, Groups]]:
+def _pair(declared: Declaration, config: RealConfig, seed: int) -> list[tuple[str, CollectionWorld, Groups]]:
     """One batch, and the two arms that live it: name, world, programs; all in our seconds and tokens."""
     worlds = {BASELINE: declared.world(config.fleet), ALL: declared.world(config.fleet, parts=tuple(declared.parts))}
     groups = scaled_groups(programs(worlds[ALL].workload, seed), config)
     return [(arm, scaled_world(world, config, groups), groups) for arm, world in worlds.items()]
 
 
-def live(world: World, groups: Groups, seed: int, constants: Constants, place: Place) -> Lived:
+def live(world: CollectionWorld, groups: Groups, seed: int, constants: Constants, place: RealSetup) -> ArmRun:
     """Predict, then collect. The world's seconds are real ones."""
     predicted = predict(world, groups, seed, constants)
     real = collect_real(world, groups, seed, place)
     try:
         time = batch_of(real.journal)
-        return Lived(
+        return ArmRun(
             ttb_s=time.ttb_s,
             predicted_s=batch_of(predicted.journal).ttb_s,
             parts=time.parts,
@@ -175,7 +175,7 @@ def wrong(journal: Journal, groups: Groups) -> int:
     return sum(ended.get(key) != value for key, value in planned.items()) + len(ended.keys() - planned.keys())
 
 
-def row(arm: str, lived: Sequence[Lived], time: float) -> dict[str, Value]:
+def row(arm: str, lived: Sequence[ArmRun], time: float) -> dict[str, Value]:
     """Medians over the runs, in our seconds; `declared_s` is what the declared world would take."""
     values: dict[str, Value] = {
         "arm": arm,
@@ -211,7 +211,7 @@ def targets(runs: Runs) -> list[Target]:
     return [*found, Target(name="wrong_outcomes", value=wrongs, operator="<=", threshold=0)]
 
 
-def _note(lived: Lived) -> dict[str, object]:
+def _note(lived: ArmRun) -> dict[str, object]:
     return {**asdict(lived), "parts": {str(stage): seconds for stage, seconds in lived.parts.items()}}
 
 

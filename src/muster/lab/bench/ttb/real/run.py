@@ -1,6 +1,6 @@
 """One batch, collected for real: real sandboxes, commands and verifiers, engines behind HTTP, the wall clock.
 
-    World (scaled), programs ─► tasks, engine processes, sandboxes ─► Orchestrator … ─► journal ─► RealRun
+    CollectionWorld (scaled), programs ─► tasks, engine processes, sandboxes ─► Orchestrator … ─► journal ─► RealRun
 
 Law: the parts are those of a training run (`app/run.py`), but for the trainer, which takes no time, and for what the
 policy says, which is replayed. Nothing is left behind, whatever happens.
@@ -22,7 +22,7 @@ from muster.lab.bench.ttb.real.declared import DeclaredBackend
 from muster.lab.bench.ttb.real.engines import serve
 from muster.lab.bench.ttb.real.tasks import write_tasks
 from muster.lab.bench.ttb.real.words import Groups, WordTokenizer, placed
-from muster.lab.collection.collection import NumberedTasks, World, known, loop, parts, pool_config
+from muster.lab.collection.collection import CollectionWorld, NumberedTasks, known, loop, parts, pool_config
 from muster.lab.collection.timed_sandbox import share
 from muster.orchestrator.loops import Orchestrator
 from muster.orchestrator.resume import Standing
@@ -42,7 +42,7 @@ _OUTPUT_BYTES = 1 << 20  # an observation is shown whole: its tokens are planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RealSetup:
     """Where runs happen, and how many processes serve the engines."""
 
     root: Path
@@ -70,17 +70,17 @@ class RealRun:
         return sum(e.cached_tokens for e in self.engines) / sum(e.prompt_tokens for e in self.engines)
 
 
-def collect_real(world: World, groups: Groups, seed: int, place: Place) -> RealRun:
+def collect_real(world: CollectionWorld, groups: Groups, seed: int, place: RealSetup) -> RealRun:
     """One batch of `groups` in `world`, whose seconds are real.
 
     Raises what stops a run: `EngineError`, `SandboxStartError`, `AdmissionStopped`.
 
-    Example: `collect_real(scaled_world(world, scale, groups), groups, 0, Place(root=Path("/var/tmp/ttb"))).hit_rate`
+    Example: `collect_real(scaled_world(world, scale, groups), groups, 0, RealSetup(root=Path("/tmp/ttb"))).hit_rate`
     """
     return clock.run(collect(world, groups, seed, place))
 
 
-async def collect(world: World, groups: Groups, seed: int, place: Place) -> RealRun:
+async def collect(world: CollectionWorld, groups: Groups, seed: int, place: RealSetup) -> RealRun:
     """`collect_real` on the running loop."""
     names = [f"engine{i}" for i in range(world.fleet.replicas)]
     async with contextlib.AsyncExitStack() as stack:
@@ -153,7 +153,7 @@ def _agent(groups: Groups) -> AgentConfig:
 
 
 @contextlib.asynccontextmanager
-async def _pool(world: World, seed: int, place: Place) -> AsyncIterator[Pool]:
+async def _pool(world: CollectionWorld, seed: int, place: RealSetup) -> AsyncIterator[Pool]:
     sandboxes = world.sandboxes
     own = {"state_dir": place.root / "sandboxes", "output_cap_bytes": _OUTPUT_BYTES}
     config = pool_config(sandboxes).model_copy(update=own)

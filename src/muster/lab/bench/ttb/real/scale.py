@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from muster.engine.config import EmulatedEngineConfig
 from muster.engine.timing import EngineTiming
 from muster.lab.bench.ttb.real.words import LEAST_OBSERVATION_TOKENS, LEAST_REPLY_TOKENS, Groups, least_prompt_tokens
-from muster.lab.collection.collection import World
+from muster.lab.collection.collection import CollectionWorld
 from muster.lab.collection.timed_sandbox import SandboxTimes
 from muster.lab.collection.workload import Lognormal, PlannedTurn, Program, WorkloadConfig
 
@@ -38,7 +38,7 @@ def scaled_groups(groups: Sequence[Sequence[Program]], scale: Scale) -> Groups:
     return tuple(tuple(_program(program, scale) for program in siblings) for siblings in groups)
 
 
-def scaled_world(world: World, scale: Scale, groups: Groups) -> World:
+def scaled_world(world: CollectionWorld, scale: Scale, groups: Groups) -> CollectionWorld:
     """The same world for such programs. One batch, at weights that are published before it opens."""
     engine = scaled_engine(world.fleet.config(), scale, longest=max(p.final_tokens for g in groups for p in g))
     concurrency, slice_s = world.schedule.concurrency, world.sandboxes.slice_s
