@@ -60,13 +60,13 @@ def test_a_wrong_override_is_one_clear_line(override: str, message: str) -> None
     [
         ('trainer.correction={kind="none"}', "needs a correction"),
         ("trainer.drift_tokens=0", "how old a success is"),
-        ("schedule.replay.max_share=0.001", "less than one trajectory"),
+        ("schedule.reuse.max_share=0.001", "less than one trajectory"),
     ],
 )
 def test_replay_that_cannot_work_is_refused(setting: str, message: str) -> None:
-    assert load(None, ["schedule.replay.enabled=true"]).schedule.replay.enabled
+    assert load(None, ["schedule.reuse.enabled=true"]).schedule.reuse.enabled
     with pytest.raises(ConfigError, match=message):
-        load(None, ["schedule.replay.enabled=true", setting])
+        load(None, ["schedule.reuse.enabled=true", setting])
 
 
 def test_a_limit_on_a_distance_that_nothing_measures_is_refused() -> None:
@@ -107,3 +107,14 @@ def test_a_bare_word_is_the_kind_of_an_engine_or_transport() -> None:
 def test_an_error_in_one_of_several_kinds_is_told_in_the_words_of_the_file(overrides: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
         load(None, overrides)
+
+
+def test_a_key_of_before_is_read_under_its_present_name() -> None:
+    old = validate({"schedule": {"replay": {"enabled": True, "max_uses": 2}, "max_lag": 1}})
+    assert old == validate({"schedule": {"reuse": {"enabled": True, "max_uses": 2}, "max_lag": 1}})
+    assert load(None, ["schedule.replay.max_uses=2"]).schedule.reuse.max_uses == 2
+
+
+def test_a_key_under_both_its_names_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"schedule\.replay was renamed schedule\.reuse, and both are set"):
+        validate({"schedule": {"replay": {"enabled": True}, "reuse": {"enabled": False}}})

@@ -154,13 +154,13 @@ def old(journal: Journal) -> Path:
 def test_what_an_old_run_did_not_record_reads_as_the_default(old: Path) -> None:
     with Journal.open(old) as journal:
         (row,) = journal.rows(GroupRow)
-        assert (row.state, row.replayed) == ("ready", [])
+        assert (row.state, row.reused) == ("ready", [])
         assert (journal.rows(DropRow), journal.ids(DropRow), journal.count(DropRow)) == ([], [], 0)
 
 
 def test_an_old_run_that_goes_on_records_the_new_columns(old: Path) -> None:
     with Journal.open(old, write=True) as journal:
         (row,) = journal.rows(GroupRow)
-        journal.record(replace(row, replayed=["g7.1"]), DropRow(id="a", reason="r", at=0.0))
+        journal.record(replace(row, reused=["g7.1"]), DropRow(id="a", reason="r", at=0.0))
         (row,) = journal.rows(GroupRow, "replayed <> ?", "[]")
-        assert row.replayed == ["g7.1"] and row.state == "ready" and journal.ids(DropRow) == ["a"]
+        assert row.reused == ["g7.1"] and row.state == "ready" and journal.ids(DropRow) == ["a"]

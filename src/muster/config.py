@@ -32,6 +32,9 @@ from muster.trainer.config import TrainerConfig
 from muster.trainer.correction import NoCorrection
 from muster.verifier.script import VerifierConfig
 
+RENAMED = {"schedule.replay": "schedule.reuse"}
+"""Keys that had other names before, with their present ones: files and journals of before are read as they are."""
+
 
 class EvaluateConfig(BaseModel):
     """How held-out pass rates are taken."""
@@ -78,23 +81,23 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _replay_can_work(self) -> RunConfig:
-        schedule, replay = self.schedule, self.schedule.replay
-        if not replay.enabled:
+        schedule, reuse = self.schedule, self.schedule.reuse
+        if not reuse.enabled:
             return self
         if isinstance(self.trainer.correction, NoCorrection):
             raise ValueError(
-                "schedule.replay is enabled and trainer.correction is none: what an older policy sampled needs a "
-                "correction; choose one, or leave replay off"
+                "schedule.reuse is enabled and trainer.correction is none: what an older policy sampled needs a "
+                "correction; choose one, or leave reuse off"
             )
         if not self.trainer.drift_tokens:
             raise ValueError(
-                "schedule.replay is enabled and trainer.drift_tokens is 0: nothing would tell how old a success is; "
-                "set drift_tokens to some hundreds, or leave replay off"
+                "schedule.reuse is enabled and trainer.drift_tokens is 0: nothing would tell how old a success is; "
+                "set drift_tokens to some hundreds, or leave reuse off"
             )
-        if replay.max_share * schedule.groups_per_batch * schedule.group_size < 1:
+        if reuse.max_share * schedule.groups_per_batch * schedule.group_size < 1:
             raise ValueError(
-                f"schedule.replay.max_share ({replay.max_share:g}) of a batch of {schedule.groups_per_batch} x "
-                f"{schedule.group_size} is less than one trajectory: raise it, or leave replay off"
+                f"schedule.reuse.max_share ({reuse.max_share:g}) of a batch of {schedule.groups_per_batch} x "
+                f"{schedule.group_size} is less than one trajectory: raise it, or leave reuse off"
             )
         return self
 
@@ -141,10 +144,27 @@ def overridden(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
 def validate(values: Mapping[str, Any], *, source: str = "configuration") -> RunConfig:
     """Raises `ConfigError` that names every wrong key, its value and the fix."""
     try:
-        return RunConfig.model_validate(values)
+        return RunConfig.model_validate(_renamed(values))
     except ValidationError as error:
         problems = [_explain(dict(e)) for e in error.errors()]
         raise ConfigError(f"{source}: " + "; ".join(problems)) from None
+
+
+def _renamed(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`values` with keys of before under their present names. Raises `ConfigError` where both are set."""
+    for old, new in RENAMED.items():
+        *path, last = old.split(".")
+        table: Any = values
+        for name in path:
+            table = table.get(name) if isinstance(table, Mapping) else None
+        if not isinstance(table, Mapping) or last not in table:
+            continue
+        name = new.rpartition(".")[2]
+        if name in table:
+            raise ConfigError(f"{old} was renamed {new}, and both are set: leave {old} out")
+        moved = {name if key == last else key: value for key, value in table.items()}
+        values = {**values, path[0]: moved} if path else moved
+    return values
 
 
 def to_toml(config: RunConfig) -> str:

@@ -84,19 +84,19 @@ def test_replays_are_counted_apart_from_what_was_sampled_for_the_batch(run: Synt
     (first,) = run.journal.rows(BatchRow, "step = 0")
     (last,) = run.journal.rows(BatchRow, "step = 5")
     before = freshness(read(run.journal))[5]
-    run.journal.record(replace(last, replayed=[first.members[1]]))
+    run.journal.record(replace(last, reused=[first.members[1]]))
     after = freshness(read(run.journal))[5]
-    assert (after.replayed, after.replayed_distance) == (1, pytest.approx(0.5))
+    assert (after.reused, after.reused_distance) == (1, pytest.approx(0.5))
     assert (after.lag_max, after.tokens, after.distance) == (before.lag_max, before.tokens, before.distance)
     account = accounting(run.journal)
-    assert account.replayed == 1 and account.clean
+    assert account.reused == 1 and account.clean
 
 
 def test_the_section_tells_what_was_dropped_and_why_and_what_was_trained_again(run: SyntheticRun) -> None:
     moved(run, s3=None)
     older(run, 4, by=2)
     (batch,) = run.journal.rows(BatchRow, "step = 5")
-    run.journal.record(replace(batch, replayed=["g000000.1"]))
+    run.journal.record(replace(batch, reused=["g000000.1"]))
     row = GroupRow(id="g9", task_id="task-0", submission=900, version=0, admitted_at=run.now, ready_at=run.now)
     run.journal.record(replace(row, state="dropped", closed_at=run.now, drop_reason="diverged"))
     section = batches.freshness(build_report(run.journal, {}))
@@ -104,7 +104,7 @@ def test_the_section_tells_what_was_dropped_and_why_and_what_was_trained_again(r
     assert "1 as too far from the trainer" in section.sentence
     assert "Earlier successes were trained once more: 1." in section.sentence
     table, measured = section.tables
-    assert "a step was not measured" in table.title and table.columns[-2:] == ("replayed", "their distance")
+    assert "a step was not measured" in table.title and table.columns[-2:] == ("reused", "their distance")
     assert table.rows[4][table.columns.index("distance")] == "0.2*" and table.rows[5][-2:] == ("1", "0.5")
     assert [row[1:4] for row in measured.rows] == [("0.02", "2.0e-04", "0.03")] * 6
 
@@ -112,7 +112,7 @@ def test_the_section_tells_what_was_dropped_and_why_and_what_was_trained_again(r
 def test_a_run_without_lag_or_replay_has_nothing_more_to_show(run: SyntheticRun) -> None:
     section = batches.freshness(build_report(run.journal, {}))
     assert section.sentence.startswith("Every trained token came from the policy that was trained;")
-    assert "replayed" not in section.tables[0].columns and "assumed" not in section.tables[0].title
+    assert "reused" not in section.tables[0].columns and "assumed" not in section.tables[0].title
 
 
 def test_a_mean_skips_what_is_unknown() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from factories import make_group, make_trajectory
 from muster.journal import StepRow
 from muster.orchestrator.drift import rebuilt
-from muster.orchestrator.replay import joined
+from muster.orchestrator.reuse import joined
 from muster.orchestrator.staleness import Freshness, lag, oldest_version, over_limit, suspects
 from muster.trainer.correction import DivergenceLimit
 from muster.trainer.port import Divergence
@@ -87,8 +87,8 @@ def test_the_bound_is_in_force_from_the_first_step_after_a_resume(steps, limit) 
 def test_only_groups_with_a_stale_token_are_measured() -> None:
     fresh, stale = make_group(0, version=3), make_group(1, version=2)
     assert suspects(batch(3, fresh, stale)) == (stale,)
-    replayed = joined(fresh, make_trajectory(version=0))
-    assert suspects(batch(3, replayed)) == (replayed,)
+    reused = joined(fresh, make_trajectory(version=0))
+    assert suspects(batch(3, reused)) == (reused,)
 
 
 def measured(k3: float, *groups: ReadyGroup) -> dict[str, Divergence]:

@@ -83,7 +83,7 @@ def _accounting_text(counts: Accounting) -> str:
             f"launches {counts.launches}: graded {counts.graded}, ungraded {counts.ungraded}, "
             f"unfinished {counts.unfinished}",
             f"graded {counts.graded} = trained {counts.trained} + kept {counts.kept} + dropped {counts.dropped}",
-            f"replayed: {counts.replayed}",
+            f"reused: {counts.reused}",
             *(f"{name}: {len(found)} {' '.join(found[:5])}".rstrip() for name, found in ids.items()),
         ]
     )

@@ -1,7 +1,8 @@
 """The journal's tables: one frozen class each, its fields the columns.
 
 Law: a row explains itself; times are seconds on `clock.now()`. What is too rich for columns is kept whole as JSON or,
-for tokens, as a packed blob.
+for tokens, as a packed blob. A field that was renamed keeps its column (`metadata["column"]`), so that journals of
+before are read, and read those of now.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from muster.types import (
 )
 
 Purpose = Literal["train", "evaluate"]
+
+_REPLAYED = {"column": "replayed"}
+"""Of what is called reuse since 0.2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,9 @@ class GroupRow:
     closed_at: float | None = None  # trained or dropped
     step: int | None = None  # the batch that took it
     drop_reason: str | None = None
-    replayed: list[str] = field(default_factory=list[str])  # earlier successes that it was given, having none
+    reused: list[str] = field(
+        default_factory=list[str], metadata=_REPLAYED
+    )  # earlier successes that it was given, having none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +213,9 @@ class BatchRow:
     version: int  # published when it became ready
     groups: list[str]
     members: list[str]  # trajectory ids that train, sampled for these groups
-    replayed: list[str] = field(default_factory=list[str])  # verified successes of earlier groups that train again
+    reused: list[str] = field(
+        default_factory=list[str], metadata=_REPLAYED
+    )  # verified successes of earlier groups that train again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,8 +55,12 @@ _TABLES: dict[type[Any], tuple[str, str]] = {  # row class -> (table, primary ke
 _JSON_TABLES = ("publication", "evaluation")  # whole records, by number and name
 
 
+def _column(field: Field[Any]) -> str:
+    return str(field.metadata.get("column", field.name))
+
+
 def _columns(row: type[Any]) -> str:
-    return ", ".join(f'"{f.name}"' for f in fields(row))
+    return ", ".join(f'"{_column(f)}"' for f in fields(row))
 
 
 _INSERTS: dict[type[Any], str] = {
@@ -173,8 +177,8 @@ class Journal:
                 self._db.execute(f"CREATE TABLE {table} ({_columns(row)}, PRIMARY KEY ({key})) WITHOUT ROWID")
                 continue
             for field in fields(row):
-                if field.name not in present:
-                    self._db.execute(f'ALTER TABLE {table} ADD COLUMN "{field.name}" DEFAULT {_default(field)}')
+                if _column(field) not in present:
+                    self._db.execute(f'ALTER TABLE {table} ADD COLUMN "{_column(field)}" DEFAULT {_default(field)}')
         self._known.clear()
 
     def _present(self, row: type[Any]) -> frozenset[str]:
@@ -265,12 +269,12 @@ class Journal:
     # reading
 
     def rows(self, row: type[Row], where: str = "", *values: Any) -> list[Row]:
-        """Rows in key order. `where` is SQL over the row's fields with `?` marks, e.g. `"step >= ?", 3`."""
+        """Rows in key order. `where` is SQL over the row's columns with `?` marks, e.g. `"step >= ?", 3`."""
         table, key = _TABLES[row]
         present = self._present(row)
         if not present:
             return []  # no table for it yet when this journal was made
-        names = ", ".join(f'"{f.name}"' if f.name in present else _default(f) for f in fields(row))  # type: ignore[arg-type]
+        names = ", ".join(f'"{_column(f)}"' if _column(f) in present else _default(f) for f in fields(row))  # type: ignore[arg-type]
         clause = f"WHERE {where}" if where else ""
         cursor = self._db.execute(f"SELECT {names} FROM {table} {clause} ORDER BY {key}", values)
         columns = decoders(row)

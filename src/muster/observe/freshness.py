@@ -23,8 +23,8 @@ from muster.orchestrator.drift import Odometer, rebuilt
 class BatchFreshness:
     """Lag in versions over the sampled tokens of one batch, and what its step measured; None: it did not.
 
-    Lag, distance and tokens are of the members that were sampled for the batch's groups; `replayed` counts those that
-    were not, and `replayed_distance` is of the oldest of them.
+    Lag, distance and tokens are of the members that were sampled for the batch's groups; `reused` counts those that
+    were not, and `reused_distance` is of the oldest of them.
     distance: of the oldest token from the trainer, nats (root-mean-square log-ratio), by the odometer; of that,
     `assumed` steps were not measured. rms: the same measured exactly, over all trained tokens.
     worst_k3: of the trajectory that was farthest away.
@@ -40,8 +40,8 @@ class BatchFreshness:
     tokens: int
     distance: float | None = None
     assumed: int = 0
-    replayed: int = 0
-    replayed_distance: float | None = None
+    reused: int = 0
+    reused_distance: float | None = None
     rms: float | None = None
     worst_k3: float | None = None
     k3: float | None = None
@@ -70,7 +70,7 @@ def batch_freshness(
     sums = [_version_sum(t) for t in members]
     tokens = sum(t.sampled_tokens for t in members)
     oldest = _oldest(members, default=batch.step)
-    replayed = [trajectories[m] for m in batch.replayed if m in trajectories]
+    reused = [trajectories[m] for m in batch.reused if m in trajectories]
     metrics = step.metrics if step else {}
     m2 = metrics.get("m2")
     return BatchFreshness(
@@ -81,8 +81,8 @@ def batch_freshness(
         tokens=tokens,
         distance=_distance(odometer, oldest, batch.step),
         assumed=odometer.unknown(oldest, batch.step),
-        replayed=len(batch.replayed),
-        replayed_distance=_distance(odometer, _oldest(replayed, default=0), batch.step) if replayed else None,
+        reused=len(batch.reused),
+        reused_distance=_distance(odometer, _oldest(reused, default=0), batch.step) if reused else None,
         rms=m2**0.5 if m2 is not None else None,
         worst_k3=max(step.divergence.values(), default=None) if step else None,
         k3=metrics.get("k3"),

@@ -84,7 +84,7 @@ class Accounting:
     kept: int  # in a group that is open or ready, or in a batch that waits for the trainer
     dropped: int  # with its group, for a reason
     lost: tuple[str, ...]
-    replayed: int  # times that a verified success was trained once more, in a group that had none
+    reused: int  # times that a verified success was trained once more, in a group that had none
     trained_twice: tuple[str, ...]  # otherwise
     launched_twice: tuple[str, ...]  # two trajectories for one launch, or one both ended and dropped
     never_launched: tuple[str, ...]  # a trajectory without a launch
@@ -159,7 +159,7 @@ def account(record: Record) -> Accounting:
         kept=counts["kept"],
         dropped=counts["dropped"],
         lost=tuple(sorted(id for id, fate in fates.items() if fate == "lost")),
-        replayed=sum(len(batch.replayed) for batch in record.trained),
+        reused=sum(len(batch.reused) for batch in record.trained),
         trained_twice=tuple(sorted(id for id, n in uses.items() if n > 1)),
         launched_twice=tuple(sorted(twice)),
         never_launched=tuple(sorted(record.trajectories.keys() - record.launches.keys())),

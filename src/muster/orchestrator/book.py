@@ -40,7 +40,7 @@ class GroupBook:
         """A group is ready, or was dropped."""
         now, row = clock.now(), self._rows[closed.group_id]
         if closed.ready is not None:
-            row = replace(row, state="ready", ready_at=now, replayed=list(closed.ready.replayed))
+            row = replace(row, state="ready", ready_at=now, reused=list(closed.ready.reused))
             self._rows[row.id] = row
         else:
             row = replace(self._rows.pop(row.id), state="dropped", closed_at=now, drop_reason=closed.drop_reason)

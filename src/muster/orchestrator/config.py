@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from muster.orchestrator.concurrency import ConcurrencyConfig
 from muster.orchestrator.line import Order
 from muster.orchestrator.ready_pool import BatchPolicy
-from muster.orchestrator.replay import ReplayConfig
+from muster.orchestrator.reuse import ReuseConfig
 
 Surplus = Literal["cancel", "carry", "tail"]
 """What becomes of groups that were launched beyond a batch's need, once it is assembled.
@@ -57,9 +57,7 @@ class SchedulerConfig(BaseModel):
         default_factory=ConcurrencyConfig,
         description="fewer live trajectories when the engines' cache is short",
     )
-    replay: ReplayConfig = Field(
-        default_factory=ReplayConfig, description="earlier successes for groups that have none"
-    )
+    reuse: ReuseConfig = Field(default_factory=ReuseConfig, description="earlier successes for groups that have none")
     max_attempts: int = Field(
         default=3,
         ge=1,

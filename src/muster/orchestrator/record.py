@@ -47,7 +47,7 @@ def batch_row(batch: Batch, version: int, *, trainer_free_at: float) -> BatchRow
         version=version,
         groups=[g.id for g in batch.groups],
         members=[m.id for g in batch.groups for m in g.fresh],
-        replayed=[id for g in batch.groups for id in g.replayed],
+        reused=[id for g in batch.groups for id in g.reused],
     )
 
 

@@ -117,8 +117,8 @@ def _ready(journal: Journal, row: GroupRow) -> ReadyGroup:
         id=row.id,
         task_id=row.task_id,
         submission=row.submission,
-        members=(*(members[s] for s in sorted(members)), *(journal.trajectory(id) for id in row.replayed)),
-        replayed=tuple(row.replayed),
+        members=(*(members[s] for s in sorted(members)), *(journal.trajectory(id) for id in row.reused)),
+        reused=tuple(row.reused),
         ready_at=row.ready_at if row.ready_at is not None else row.admitted_at,
     )
 

@@ -29,10 +29,13 @@ from muster.orchestrator.expectation import Expectation, own_s
 from muster.orchestrator.groups import Admission, Assembly, Closed, Group, SchedulerStatistics
 from muster.orchestrator.line import LaunchQueue
 from muster.orchestrator.ready_pool import ReadyPool
-from muster.orchestrator.replay import ReplayStore, joined
+from muster.orchestrator.reuse import ReuseStore, joined
 from muster.orchestrator.staleness import Freshness
 from muster.rollout.keeping import reached_s
 from muster.types import Batch, Graded, Launch, ReadyGroup, Task, Trajectory, Verdict
+
+_REUSE = "replay"
+"""Under this name the state of reuse is recorded, as it was called before 0.2."""
 
 
 class TaskSource(Protocol):
@@ -56,7 +59,7 @@ class Scheduler:
         grader: str = "",
     ) -> None:
         """expectation: what is known of the tasks' times before the first attempt. grader: names what grades beside the
-        tasks' own tests; what another one graded is not replayed.
+        tasks' own tests; what another one graded is not reused.
         """
         self._config = config
         self._source = source
@@ -70,7 +73,7 @@ class Scheduler:
         self._demand = Demand(config)
         self._concurrency = Concurrency(config.concurrency, config.slots)
         self._expectation = expectation or Expectation()
-        self._replay = ReplayStore(config.replay, per_batch=config.groups_per_batch * config.group_size)
+        self._reuse = ReuseStore(config.reuse, per_batch=config.groups_per_batch * config.group_size)
         self._groups: dict[str, Group] = {}  # open ones, in order of submission
         self._live: dict[str, Launch] = {}
         self._replace: deque[str] = deque()  # dropped groups whose replacement is not admitted yet
@@ -152,7 +155,7 @@ class Scheduler:
         closed: list[Closed] = []
         for group in (g for batch in batches for g in batch.groups):
             if group.id in refused:
-                self._replay.settled(group, dropped=refused[group.id])
+                self._reuse.settled(group, dropped=refused[group.id])
                 closed.append(self._dropped(group.id, refused[group.id]))
             else:
                 self._pool.add(group)
@@ -161,11 +164,11 @@ class Scheduler:
     def trained(self, batch: Batch) -> None:
         """A step was made on it."""
         for group in batch.groups:
-            self._replay.settled(group)
+            self._reuse.settled(group)
 
     def forget(self, task_id: str) -> None:
         """The task is not trusted any more: what was learned from attempts at it is not used."""
-        self._replay.forget(task_id)
+        self._reuse.forget(task_id)
 
     def published(self, version: int) -> None:
         """Version `version` serves."""
@@ -209,7 +212,7 @@ class Scheduler:
         if state is not None:
             self._expectation.restore(state["expectation"])
             if load is not None:
-                self._replay.restore(state["replay"], load, ready)
+                self._reuse.restore(state[_REUSE], load, ready)
         closed: list[Closed] = []
         for group in ready:
             self._pool.add(group)
@@ -232,7 +235,7 @@ class Scheduler:
     def stale(self, batch: Batch) -> dict[str, str]:
         """Groups of an assembled batch that are too far from the trainer by now, with the reason."""
         step, fresh = batch.step, self._freshness
-        reasons = {g.id: fresh.reason(g.fresh, step) or self._replay.reason(g, step, fresh) for g in batch.groups}
+        reasons = {g.id: fresh.reason(g.fresh, step) or self._reuse.reason(g, step, fresh) for g in batch.groups}
         return {id: reason for id, reason in reasons.items() if reason is not None}
 
     def fresh(self, version: int) -> bool:
@@ -260,7 +263,7 @@ class Scheduler:
 
     def state(self) -> dict[str, Any]:
         """What it learned of tasks, as plain JSON data; groups and batches are in the journal."""
-        return {"expectation": self._expectation.state(), "replay": self._replay.state()}
+        return {"expectation": self._expectation.state(), _REUSE: self._reuse.state()}
 
     def statistics(self) -> SchedulerStatistics:
         return SchedulerStatistics(
@@ -305,7 +308,7 @@ class Scheduler:
         """Ready groups too old for batch `step`, with the reason."""
         found: dict[str, str] = {}
         for group, reason in self._pool.expire(step):
-            self._replay.settled(group, dropped=reason)
+            self._reuse.settled(group, dropped=reason)
             found[group.id] = reason
         return found
 
@@ -317,7 +320,7 @@ class Scheduler:
         for group, reason in surplus:
             if isinstance(group, ReadyGroup):
                 self._pool.remove(group)
-                self._replay.settled(group, dropped=reason)
+                self._reuse.settled(group, dropped=reason)
             else:
                 del self._groups[group.id]
         self._demand.opened()
@@ -380,11 +383,11 @@ class Scheduler:
             id=group.id, task_id=group.task.id, submission=group.submission, members=members, ready_at=now
         )
         self._source.record(group.task.id, ready.rewards)
-        self._replay.closed(ready, grader=self._grader + group.task.digest)
-        old = self._replay.for_group(ready, self._assembled, self._freshness)
+        self._reuse.closed(ready, grader=self._grader + group.task.digest)
+        old = self._reuse.for_group(ready, self._assembled, self._freshness)
         ready = ready if old is None else joined(ready, old)
         if not ready.has_gradient:
-            self._replay.settled(ready, dropped="no_gradient")
+            self._reuse.settled(ready, dropped="no_gradient")
             return self._dropped(group.id, "no_gradient")
         self._pool.add(ready)
         return Closed(group_id=group.id, ready=ready)

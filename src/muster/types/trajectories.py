@@ -110,7 +110,7 @@ class Trajectory:
 class ReadyGroup:
     """A complete group whose members were all graded by fact.
 
-    `replayed`: ids of members that were sampled, graded and trained for an earlier group, and are used once more.
+    `reused`: ids of members that were sampled, graded and trained for an earlier group, and are used once more.
     """
 
     id: str
@@ -118,7 +118,7 @@ class ReadyGroup:
     submission: int  # order of submission in the run; batch policies reason about it
     members: tuple[Trajectory, ...]
     ready_at: float
-    replayed: tuple[str, ...] = ()
+    reused: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.fresh, "a ready group has members of its own"
@@ -136,7 +136,7 @@ class ReadyGroup:
     @property
     def fresh(self) -> tuple[Trajectory, ...]:
         """The members that were sampled for this group: what staleness, bias and counts are about."""
-        return tuple(m for m in self.members if m.id not in self.replayed)
+        return tuple(m for m in self.members if m.id not in self.reused)
 
     @property
     def oldest_version(self) -> int:

@@ -109,7 +109,7 @@ def check_end(journal: Journal, steps: int) -> None:
     trained = {g.id: g for g in journal.rows(GroupRow) if g.state == "trained"}
     for group in journal.rows(GroupRow):
         _check(Law.COUNTS, group.state != "dropped" or bool(group.drop_reason), f"{group.id} dropped without a reason")
-    in_batches = [m for b in batches for m in b.members if m not in b.replayed]
+    in_batches = [m for b in batches for m in b.members if m not in b.reused]
     _check(Law.ONCE, len(in_batches) == len(set(in_batches)), "a trajectory is in two batches")
     _check(Law.COUNTS, set(in_batches) <= members.keys(), "a batch trained what is not on record as graded")
     of_trained = {t.id for t in members.values() if t.group_id in trained}

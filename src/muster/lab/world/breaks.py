@@ -18,8 +18,8 @@ from muster.lab.world.laws import Law
 from muster.lab.world.mortal_journal import MortalJournal
 from muster.orchestrator.dispatch import Attempts
 from muster.orchestrator.groups import Assembly, Closed
-from muster.orchestrator.replay import joined
 from muster.orchestrator.resume import Standing
+from muster.orchestrator.reuse import joined
 from muster.orchestrator.scheduler import Scheduler
 from muster.rollout.keeping import KEPT
 from muster.rollout.spans import SpanRecorder
@@ -51,7 +51,7 @@ def standing(broken: Law | None, here: Standing) -> Standing:
 
 
 class BrokenScheduler(Scheduler):
-    """As it is; or its batches are short of a member, hold a group of the batch before, or replay one of its members,
+    """As it is; or its batches are short of a member, hold a group of the batch before, or reuse one of its members,
     whatever it was."""
 
     broken: Law | None = None
@@ -72,7 +72,7 @@ class BrokenScheduler(Scheduler):
             groups = (replace(groups[0], members=groups[0].members[1:]), *groups[1:])
         if self.broken is Law.ONCE and self._before:
             groups = (self._before[0], *groups[1:])
-        if self.broken is Law.REPLAY and self._before:
+        if self.broken is Law.REUSE and self._before:
             groups = (joined(groups[0], self._before[0].fresh[0]), *groups[1:])
         self._before = batch.groups
         return replace(assembly, batch=replace(batch, groups=groups))

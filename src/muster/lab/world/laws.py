@@ -1,7 +1,7 @@
 """The laws of a run, and those of them that are checked while it goes.
 
     an attempt starts / ends ─► slots, attribution, kept, versions, budget, ttb (its spans tile its life)
-    a batch reaches the trainer ─► complete, staleness, divergence, once, replay
+    a batch reaches the trainer ─► complete, staleness, divergence, once, reuse
     weights leave the trainer ─► weights
     nothing happens for hours ─► liveness
 
@@ -40,8 +40,8 @@ class Law(StrEnum):
     WEIGHTS = "weights"  # a version number has one set of weights, also after a resume
     STALENESS = "staleness"  # the bound holds when a batch is trained, also in the first step after a resume
     DIVERGENCE = "divergence"  # no token trains that is further from the trainer than the measured limits allow
-    ONCE = "once"  # no trajectory is trained in two batches, unless it is replayed
-    REPLAY = "replay"  # only verified successes at the same task are, by name, unchanged, and few of them
+    ONCE = "once"  # no trajectory is trained in two batches, unless it is reused
+    REUSE = "reuse"  # only verified successes at the same task are, by name, unchanged, and few of them
     SURPLUS = "surplus"  # no more groups are held than over-launching allows; what becomes of them is as configured
     LOST = "lost"  # no group that was collected is forgotten, also over a kill
     PATIENCE = "patience"  # who is given up had as many launches that came to nothing as configured, and none too many
@@ -68,7 +68,7 @@ class _Seen:
     """What the laws remember over all lives of a world."""
 
     trained: dict[str, int]  # trajectory -> batch
-    replayed: dict[str, set[int]]  # trajectory -> batches
+    reused: dict[str, set[int]]  # trajectory -> batches
     succeeded: dict[str, Trajectory]
     kept: dict[str, Kept]  # by its snapshot
     reached_s: dict[str, float]  # launch -> the model's own time at its last keep point
@@ -207,22 +207,22 @@ class Laws:
             self.check(Law.DIVERGENCE, k3 <= options.refill_k3 + 1e-9, f"{member.id} is at a k3 of {k3:.6f}")
 
     def _replays(self, batch: Batch) -> None:
-        """A step that is made again after a kill replays what it replayed."""
-        config = self._scenario.scheduling.replay
+        """A step that is made again after a kill reuses what it reused."""
+        config = self._scenario.scheduling.reuse
         room = int(config.max_share * self._scenario.groups_per_batch * self._scenario.group_size)
-        names = [name for group in batch.groups for name in group.replayed]
-        self.check(Law.REPLAY, len(names) <= (room if config.enabled else 0), f"batch {batch.step} replays {names}")
-        self.check(Law.REPLAY, len(names) == len(set(names)), f"batch {batch.step} replays one twice: {names}")
+        names = [name for group in batch.groups for name in group.reused]
+        self.check(Law.REUSE, len(names) <= (room if config.enabled else 0), f"batch {batch.step} reuses {names}")
+        self.check(Law.REUSE, len(names) == len(set(names)), f"batch {batch.step} reuses one twice: {names}")
         for group in batch.groups:
-            for member in (m for m in group.members if m.id in group.replayed):
+            for member in (m for m in group.members if m.id in group.reused):
                 true = self._seen.succeeded.get(member.id)
                 same = true is not None and true.task_id == group.task_id and _same_tokens(true, member)
-                self.check(Law.REPLAY, same, f"{group.id} replays {member.id}, no such success at its task")
+                self.check(Law.REUSE, same, f"{group.id} reuses {member.id}, no such success at its task")
                 solved = any(m.outcome.verdict is Verdict.SUCCESS for m in group.fresh)
-                self.check(Law.REPLAY, not solved, f"{group.id} has a success, and replays {member.id}")
-                used = self._seen.replayed.setdefault(member.id, set())
+                self.check(Law.REUSE, not solved, f"{group.id} has a success, and reuses {member.id}")
+                used = self._seen.reused.setdefault(member.id, set())
                 used.add(batch.step)
-                self.check(Law.REPLAY, len(used) <= config.max_uses, f"{member.id} is replayed in {sorted(used)}")
+                self.check(Law.REUSE, len(used) <= config.max_uses, f"{member.id} is reused in {sorted(used)}")
 
     def _group(self, group: ReadyGroup) -> None:
         least = self._scenario.min_group or self._scenario.group_size

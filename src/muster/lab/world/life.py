@@ -221,7 +221,7 @@ def _loop(world: Scenario) -> LoopConfig:
 
 def _schedule(world: Scenario) -> dict[str, Any]:
     names = ("groups_per_batch", "group_size", "min_group", "max_lag", "policy", "slots", "max_attempts")
-    options = ("order", "over_launch", "surplus", "concurrency", "replay", "max_divergence")
+    options = ("order", "over_launch", "surplus", "concurrency", "reuse", "max_divergence")
     return {n: getattr(world, n) for n in names} | {n: getattr(world.scheduling, n) for n in options}
 
 

@@ -25,7 +25,7 @@ from muster.orchestrator.concurrency import ConcurrencyConfig
 from muster.orchestrator.config import Surplus
 from muster.orchestrator.line import Order
 from muster.orchestrator.ready_pool import BatchPolicy
-from muster.orchestrator.replay import ReplayConfig
+from muster.orchestrator.reuse import ReuseConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Scheduling:
     over_launch: float = 1.0
     surplus: Surplus = "cancel"
     concurrency: ConcurrencyConfig = field(default_factory=ConcurrencyConfig)
-    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    reuse: ReuseConfig = field(default_factory=ReuseConfig)
     drift: float = 0.01
     max_divergence: float | None = None
     refill_k3: float | None = None
@@ -188,7 +188,7 @@ def _scheduling(rng: np.random.Generator, lag: int, policy: BatchPolicy | None) 
             interval_s=60.0,
             least=int(rng.integers(1, 4)),
         ),
-        replay=ReplayConfig(
+        reuse=ReuseConfig(
             enabled=bool(rng.random() < 0.5), below=0.6, max_share=0.25, max_divergence=3 * drift, max_uses=2
         ),
         drift=drift,

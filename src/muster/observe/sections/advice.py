@@ -34,7 +34,7 @@ REMEDIES = {
     Stage.INFRA_RETRY: "repair what loses trajectories: question 4 lists the causes",
     Stage.PUBLICATION_PAUSE: "shorten the pause: hold requests instead of finishing them, stage before pausing",
     Stage.REFILL: "sample more informative tasks (curriculum), or larger groups, so that fewer lack gradient; "
-    "replay rare successes (schedule.replay) where the tasks are hard",
+    "reuse rare successes (schedule.reuse) where the tasks are hard",
     Stage.ASSEMBLY: "look at the control plane: this time is our own bookkeeping, and should be near 0",
 }
 
@@ -92,7 +92,7 @@ def _no_gradient(groups: Groups) -> str:
     unsolved, solved = groups.unsolved, groups.without_gradient - groups.unsolved
     if unsolved >= solved:
         why = f"in {unsolved} of these {groups.without_gradient} no member succeeded"
-        remedy = "take easier tasks, larger groups (schedule.group_size), or replay successes (schedule.replay.enabled)"
+        remedy = "take easier tasks, larger groups (schedule.group_size), or reuse successes (schedule.reuse.enabled)"
     else:
         why = f"in {solved} of these {groups.without_gradient} members succeeded"
         remedy = "take harder tasks"

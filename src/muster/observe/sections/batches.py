@@ -113,8 +113,8 @@ def freshness(report: Report) -> Section:
         else f"Trained tokens were {words.number(lag)} versions old on average, {oldest} at most"
         + (f" ({words.number(farthest)} nats away, summed over the steps between)" if farthest is not None else "")
     )
-    replayed = sum(f.replayed for f in batches)
-    again = f" Earlier successes were trained once more: {replayed}." if replayed else ""
+    reused = sum(f.reused for f in batches)
+    again = f" Earlier successes were trained once more: {reused}." if reused else ""
     return Section(
         title=title,
         sentence=f"{age}; {_refused(report)}.{again}{_in_seconds(report)}",
@@ -142,12 +142,12 @@ def _refused(report: Report) -> str:
 def _ages(report: Report) -> Table:
     batches = report.freshness[-LAST_BATCHES:]
     columns = ("step", "tokens", "lag mean", "lag max", "distance")
-    replaying = any(f.replayed for f in report.freshness)
+    reusing = any(f.reused for f in report.freshness)
     partly = " (*: in part assumed, a step was not measured)" if any(f.assumed for f in batches) else ""
     return Table(
         title="Lag in versions; distance of the oldest token from the trainer in nats, summed over the steps between"
         + partly,
-        columns=(*columns, "replayed", "their distance") if replaying else columns,
+        columns=(*columns, "reused", "their distance") if reusing else columns,
         rows=tuple(
             (
                 str(f.step),
@@ -155,7 +155,7 @@ def _ages(report: Report) -> Table:
                 f"{f.lag_mean:.2f}",
                 str(f.lag_max),
                 words.number(f.distance) + ("*" if f.assumed and f.distance is not None else ""),
-                *((str(f.replayed), words.number(f.replayed_distance)) if replaying else ()),
+                *((str(f.reused), words.number(f.reused_distance)) if reusing else ()),
             )
             for f in batches
         ),

@@ -104,7 +104,7 @@ def accounting(report: Report) -> Section:
         ("dropped by us", words.number(sum(report.train.dropped.values()))),
         ("live or interrupted", words.number(a.unfinished)),
         ("unaccounted for", words.number(report.train.difference)),
-        ("earlier successes trained once more", words.number(a.replayed)),
+        ("earlier successes trained once more", words.number(a.reused)),
     )
     table = Table(title="Training launches", columns=("fate", "count"), rows=rows)
     begun = report.sessions[0].start if report.sessions else 0.0

@@ -1,4 +1,4 @@
-"""Replay of rare successes: a group that solved nothing may be given an earlier success at the same task.
+"""Reuse of rare successes: a group that solved nothing may be given an earlier success at the same task.
 
     a group closes ─closed─► success rate of its task ─ below the threshold, no success of its own ─┐
                                                                                                    ▼
@@ -7,10 +7,10 @@
 
 A task that is solved once in fifty attempts gives groups without gradient, one after the other, and then a single
 success that is trained once. Trained again beside fresh failures it tells the policy what to do more of. A failure is
-never replayed: there is no shortage of them.
+never reused: there is no shortage of them.
 
 Law: pure. Only verified and unflagged successes are kept, of groups that ended; each of them serves in one group at a
-time, and a bounded number of times. Nothing is kept of a task that changed or is not trusted any more. A replayed
+time, and a bounded number of times. Nothing is kept of a task that changed or is not trusted any more. A reused
 member keeps the log-probabilities and versions of those that sampled it: the correction sees how old it is.
 
 How the advantage sees it: as one more member. The baseline is the mean over all G + 1, so that a group's advantages
@@ -19,7 +19,7 @@ baseline of the fresh members alone the old success would count whole and the fa
 would come from tokens that the present policy did not sample.
 
 Sources: verified successes alone, about 2 old to 16 fresh, only where a fresh group has none: this helped in Zhang et
-al. 2025 (RLEP) and Lu et al. 2025 (ARPO); a batch of mostly replayed ones, or replayed failures, did not.
+al. 2025 (RLEP) and Lu et al. 2025 (ARPO); a batch of mostly reused ones, or reused failures, did not.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ EQUAL_REWARDS = 1e-6
 """As in `ReadyGroup.has_gradient`: a success worth no more than the group's own failures teaches nothing."""
 
 
-class ReplayConfig(BaseModel):
+class ReuseConfig(BaseModel):
     """Whether and how far earlier successes are used again."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(default=False, description="give earlier successes to groups that have none")
     below: float = Field(
-        default=0.1, gt=0, le=1, description="success rate of a task's recent attempts under which it is replayed"
+        default=0.1, gt=0, le=1, description="success rate of a task's recent attempts under which it is reused"
     )
     recent_attempts: int = Field(default=64, ge=1, description="attempts at a task that its success rate looks at")
     max_share: float = Field(
-        default=0.125, gt=0, le=0.25, description="replayed trajectories in a batch, over the fresh ones it needs"
+        default=0.125, gt=0, le=0.25, description="reused trajectories in a batch, over the fresh ones it needs"
     )
     max_divergence: float = Field(
         default=1.0,
@@ -59,7 +59,7 @@ class ReplayConfig(BaseModel):
         description="distance (nats, root-mean-square log-ratio, by the odometer, which tends to read high) beyond "
         "which a success is too old",
     )
-    max_uses: int = Field(default=4, ge=1, description="times that one success is replayed")
+    max_uses: int = Field(default=4, ge=1, description="times that one success is reused")
     per_task: int = Field(default=4, ge=1, description="successes kept of a task, the newest")
     capacity: int = Field(default=512, ge=1, description="successes kept in all, the newest; bounds memory")
 
@@ -87,15 +87,15 @@ class _Known:
 
     @property
     def rate(self) -> float:
-        """1 before the first attempt: nothing is replayed for want of knowledge."""
+        """1 before the first attempt: nothing is reused for want of knowledge."""
         return sum(self.recent) / len(self.recent) if self.recent else 1.0
 
 
-class ReplayStore:
+class ReuseStore:
     """Which successes are kept, and which group is given one.
 
     Example:
-        store = ReplayStore(config, per_batch=64)
+        store = ReuseStore(config, per_batch=64)
         store.closed(group, grader=task.digest)
         if (old := store.for_group(group, step, freshness)) is not None:
             group = joined(group, old)
@@ -103,7 +103,7 @@ class ReplayStore:
         store.settled(group)  # it was trained; or settled(group, dropped="surplus")
     """
 
-    def __init__(self, config: ReplayConfig, *, per_batch: int) -> None:
+    def __init__(self, config: ReuseConfig, *, per_batch: int) -> None:
         """per_batch: fresh trajectories that a batch needs."""
         self._config = config
         self._room = int(config.max_share * per_batch) if config.enabled else 0
@@ -153,7 +153,7 @@ class ReplayStore:
 
     def reason(self, group: ReadyGroup, step: int, freshness: Freshness) -> StaleReason | None:
         """Why batch `step` may not train on what the group was given, now that the policy has moved; None if it may."""
-        old = [member for member in group.members if member.id in group.replayed]
+        old = [member for member in group.members if member.id in group.reused]
         return None if self._near(oldest_version(old, default=step), step, freshness) else "diverged"
 
     def settled(self, group: ReadyGroup, dropped: str | None = None) -> None:
@@ -162,7 +162,7 @@ class ReplayStore:
         What was measured as too far from the trainer's policy is not tried again.
         """
         grader, task = self._graders.pop(group.id, None), self._tasks.get(group.task_id)
-        for id in group.replayed:
+        for id in group.reused:
             kept = self._lent.pop(id, None)
             if kept is not None and dropped is None:
                 kept.uses += 1
@@ -195,9 +195,9 @@ class ReplayStore:
             kept = [_Kept.of(load(name), uses) for name, uses in saved["kept"]]
             recent = deque(map(bool, saved["recent"]), maxlen=self._config.recent_attempts)
             self._tasks[id] = _Known(saved["grader"], recent, kept)
-        replayed = {group.id: group.replayed for group in waiting}
-        self._graders = {id: grader for id, grader in state["graders"].items() if id in replayed}
-        names = [name for group in replayed.values() for name in group]
+        reused = {group.id: group.reused for group in waiting}
+        self._graders = {id: grader for id, grader in state["graders"].items() if id in reused}
+        names = [name for group in reused.values() for name in group]
         every = (kept for task in self._tasks.values() for kept in task.kept)
         self._lent = {kept.trajectory.id: kept for kept in every if kept.trajectory.id in names}
 
@@ -228,7 +228,7 @@ class ReplayStore:
 
 def joined(group: ReadyGroup, old: Trajectory) -> ReadyGroup:
     """The group with an earlier success as one more member, the last."""
-    return replace(group, members=(*group.members, old), replayed=(*group.replayed, old.id))
+    return replace(group, members=(*group.members, old), reused=(*group.reused, old.id))
 
 
 def _succeeded(trajectory: Trajectory) -> bool:

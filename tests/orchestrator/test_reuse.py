@@ -8,18 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import make_group
-from muster.orchestrator.replay import FLAGGED, ReplayConfig, ReplayStore, joined
+from muster.orchestrator.reuse import FLAGGED, ReuseConfig, ReuseStore, joined
 from muster.orchestrator.staleness import Freshness
 from muster.trainer.advantage import AdvantageConfig, group_advantages
 from muster.types import ReadyGroup, Trajectory
 
 RARE = (0.0,) * 15 + (1.0,)  # one success in sixteen
 HOPELESS = (0.0,) * 16
-ON = ReplayConfig(enabled=True, max_divergence=0.3)
+ON = ReuseConfig(enabled=True, max_divergence=0.3)
 
 
-def store(config: ReplayConfig = ON, *, groups: int = 4) -> ReplayStore:
-    return ReplayStore(config, per_batch=groups * 16)
+def store(config: ReuseConfig = ON, *, groups: int = 4) -> ReuseStore:
+    return ReuseStore(config, per_batch=groups * 16)
 
 
 def freshness(*steps: float, max_divergence: float | None = None) -> Freshness:
@@ -29,13 +29,13 @@ def freshness(*steps: float, max_divergence: float | None = None) -> Freshness:
     return made
 
 
-def trained(kept: ReplayStore, group: ReadyGroup, grader: str = "d") -> None:
+def trained(kept: ReuseStore, group: ReadyGroup, grader: str = "d") -> None:
     kept.closed(group, grader=grader)
     kept.settled(group)
 
 
 def asked(
-    kept: ReplayStore, group: ReadyGroup, *, grader: str = "d", step: int = 1, fresh: Freshness | None = None
+    kept: ReuseStore, group: ReadyGroup, *, grader: str = "d", step: int = 1, fresh: Freshness | None = None
 ) -> Trajectory | None:
     kept.closed(group, grader=grader)
     return kept.for_group(group, step, fresh or freshness(0.01))
@@ -48,18 +48,18 @@ def test_a_group_that_solved_nothing_is_given_the_earlier_success_as_one_more_me
     assert old is not None and old.id == rare.members[-1].id
     whole = joined(hopeless, old)
     assert whole.has_gradient and not hopeless.has_gradient
-    assert whole.fresh == hopeless.members and whole.replayed == (old.id,)
+    assert whole.fresh == hopeless.members and whole.reused == (old.id,)
     assert whole.oldest_version == hopeless.oldest_version
 
 
-def test_a_replayed_member_keeps_the_log_probabilities_and_versions_of_those_who_sampled_it() -> None:
+def test_a_reused_member_keeps_the_log_probabilities_and_versions_of_those_who_sampled_it() -> None:
     kept, rare = store(), make_group(0, RARE, version=3)
     trained(kept, rare)
     old = asked(kept, make_group(1, HOPELESS, version=5), step=5, fresh=freshness(*[0.01] * 5))
     assert old is not None and old.segments == rare.members[-1].segments and old.oldest_version == 3
 
 
-def test_advantages_of_a_group_with_a_replayed_success_sum_to_zero() -> None:
+def test_advantages_of_a_group_with_a_reused_success_sum_to_zero() -> None:
     kept = store()
     trained(kept, make_group(0, RARE))
     old = asked(kept, make_group(1, HOPELESS))
@@ -70,7 +70,7 @@ def test_advantages_of_a_group_with_a_replayed_success_sum_to_zero() -> None:
 
 
 def test_replay_is_off_unless_it_was_asked_for() -> None:
-    kept = store(ReplayConfig())
+    kept = store(ReuseConfig())
     trained(kept, make_group(0, RARE))
     assert asked(kept, make_group(1, HOPELESS)) is None
 
@@ -81,14 +81,14 @@ def test_a_group_with_a_success_of_its_own_is_given_none() -> None:
     assert asked(kept, make_group(1, RARE)) is None
 
 
-def test_a_task_that_is_solved_often_enough_is_not_replayed() -> None:
+def test_a_task_that_is_solved_often_enough_is_not_reused() -> None:
     kept = store()
     trained(kept, make_group(0, (1.0,) * 8))
     assert asked(kept, make_group(1, HOPELESS)) is None  # 8 of 24
 
 
 def test_the_success_rate_looks_at_recent_attempts_alone() -> None:
-    kept = store(ReplayConfig(enabled=True, recent_attempts=16))
+    kept = store(ReuseConfig(enabled=True, recent_attempts=16))
     trained(kept, make_group(0, (1.0,) * 8))
     assert asked(kept, make_group(1, HOPELESS)) is not None
 
@@ -107,7 +107,7 @@ def test_nothing_is_kept_of_a_group_that_is_still_waiting_for_its_batch() -> Non
 
 
 @pytest.mark.parametrize("cause", FLAGGED)
-def test_a_flagged_attempt_is_never_replayed_whatever_its_verdict(cause) -> None:
+def test_a_flagged_attempt_is_never_reused_whatever_its_verdict(cause) -> None:
     kept, rare = store(), make_group(0, RARE)
     flagged = replace(rare.members[-1], outcome=replace(rare.members[-1].outcome, cause=cause))
     trained(kept, replace(rare, members=(*rare.members[:-1], flagged)))
@@ -125,7 +125,7 @@ def test_a_success_is_lent_to_one_group_at_a_time() -> None:
 
 
 def test_a_success_is_used_a_bounded_number_of_times() -> None:
-    kept = store(ReplayConfig(enabled=True, max_uses=2))
+    kept = store(ReuseConfig(enabled=True, max_uses=2))
     trained(kept, make_group(0, RARE))
     for submission in (1, 2):
         group = make_group(submission, HOPELESS)
@@ -136,14 +136,14 @@ def test_a_success_is_used_a_bounded_number_of_times() -> None:
 
 
 def test_no_more_are_lent_at_once_than_one_batch_may_hold() -> None:
-    kept = ReplayStore(ReplayConfig(enabled=True, max_share=0.125), per_batch=16)  # two
+    kept = ReuseStore(ReuseConfig(enabled=True, max_share=0.125), per_batch=16)  # two
     trained(kept, make_group(0, (0.0,) * 61 + (1.0,) * 3))
     given_ = [asked(kept, make_group(submission, HOPELESS)) for submission in (1, 2, 3)]
     assert [g is not None for g in given_] == [True, True, False]
     assert given_[0] != given_[1]
 
 
-def test_a_success_beyond_the_divergence_limit_is_not_replayed() -> None:
+def test_a_success_beyond_the_divergence_limit_is_not_reused() -> None:
     kept, far = store(), freshness(0.2, 0.2)
     trained(kept, make_group(0, RARE))
     assert asked(kept, make_group(1, HOPELESS, version=2), step=2, fresh=far) is None
@@ -151,7 +151,7 @@ def test_a_success_beyond_the_divergence_limit_is_not_replayed() -> None:
     assert kept.for_group(make_group(1, HOPELESS), 2, near) is not None
 
 
-def test_the_schedules_own_limit_holds_for_a_replayed_success_too() -> None:
+def test_the_schedules_own_limit_holds_for_a_reused_success_too() -> None:
     kept = store()
     trained(kept, make_group(0, RARE))
     assert asked(kept, make_group(1, HOPELESS), fresh=freshness(0.1, max_divergence=0.05)) is None
@@ -168,7 +168,7 @@ def test_a_success_that_the_policy_moved_away_from_since_it_was_given_is_refused
 
 
 def test_what_a_forgotten_task_lent_still_counts_until_its_group_is_settled() -> None:
-    kept = ReplayStore(ReplayConfig(enabled=True, max_share=0.125), per_batch=8)  # one
+    kept = ReuseStore(ReuseConfig(enabled=True, max_share=0.125), per_batch=8)  # one
     trained(kept, make_group(0, RARE))
     group = make_group(1, HOPELESS)
     old = asked(kept, group)
@@ -237,7 +237,7 @@ def test_the_least_used_success_is_given_and_of_these_the_newest() -> None:
 
 
 def test_memory_is_bounded_and_the_easiest_tasks_make_room_first() -> None:
-    kept = store(ReplayConfig(enabled=True, capacity=2, per_task=2))
+    kept = store(ReuseConfig(enabled=True, capacity=2, per_task=2))
     trained(kept, make_group(0, RARE))
     for submission in (1, 2, 3):
         trained(kept, replace(make_group(submission, (1.0,) * 8), task_id="easy"))
@@ -252,7 +252,7 @@ OUTCOMES = st.lists(st.tuples(st.sampled_from([RARE, HOPELESS, (1.0,) * 16]), st
 @given(OUTCOMES, st.integers(0, 12))
 def test_a_resumed_store_decides_as_one_that_was_never_stopped(history, cut) -> None:
     """Through its state as JSON, and trajectories read again by their ids."""
-    config = ReplayConfig(enabled=True, recent_attempts=32, per_task=2, capacity=3, max_uses=2)
+    config = ReuseConfig(enabled=True, recent_attempts=32, per_task=2, capacity=3, max_uses=2)
     known: dict[str, Trajectory] = {}
     continuous = resumed = store(config)
     waiting: list[ReadyGroup] = []
@@ -293,5 +293,5 @@ def test_only_verified_successes_of_the_task_are_ever_lent_and_never_twice_at_on
         waiting.append(group)
         if fate < 2:
             ended = waiting.pop(0)
-            lent -= set(ended.replayed)
+            lent -= set(ended.reused)
             kept.settled(ended, dropped=(None, "too_stale")[fate])

@@ -1,4 +1,4 @@
-"""Replay in whole runs on the virtual clock: what is trained again, and what a kill does not change."""
+"""Reuse in whole runs on the virtual clock: what is trained again, and what a kill does not change."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class Hard(World):
 
 
 def hard(tmp_path: Path, seed: int = 0, **settings: Any) -> Hard:
-    replay = {"enabled": True, "below": 0.4, "max_share": 0.25, "max_divergence": 1.0}
+    reuse = {"enabled": True, "below": 0.4, "max_share": 0.25, "max_divergence": 1.0}
     return Hard(
         directory=tmp_path,
         seed=seed,
         steps=STEPS,
         max_lag=1,
-        schedule={"replay": {**replay, **settings.pop("replay", {})}},
+        schedule={"reuse": {**reuse, **settings.pop("reuse", {})}},
         **{"loop": {"evaluate_every": 0}, **settings},
     )
 
 
-def replays(journal: Journal) -> list[tuple[BatchRow, str]]:
-    return [(batch, id) for batch in journal.rows(BatchRow) for id in batch.replayed]
+def reuses(journal: Journal) -> list[tuple[BatchRow, str]]:
+    return [(batch, id) for batch in journal.rows(BatchRow) for id in batch.reused]
 
 
 def check_replays(world: World) -> None:
@@ -57,20 +57,20 @@ def check_replays(world: World) -> None:
         groups = {g.id: g for g in journal.rows(GroupRow)}
         first = {m: batch.step for batch in journal.rows(BatchRow) for m in batch.members}
         odometer = rebuilt(journal.rows(StepRow))
-        for batch, id in replays(journal):
+        for batch, id in reuses(journal):
             old = trajectories[id]
             assert old.verdict == "success" and old.reward == 1.0
             assert first.get(id, -1) < batch.step, "trained for its own group before, or never"
-            (given,) = [g for g in batch.groups if id in groups[g].replayed]
+            (given,) = [g for g in batch.groups if id in groups[g].reused]
             siblings = [trajectories[m] for m in batch.members if trajectories[m].group_id == given]
             assert siblings and all(s.verdict == "failure" and s.task_id == old.task_id for s in siblings)
             assert old.oldest_version is not None
             assert odometer.distance(old.oldest_version, batch.step) <= 1.0
         for batch in journal.rows(BatchRow):
-            assert len(batch.replayed) <= 2, "a quarter of eight"
-            assert not set(batch.replayed) & set(batch.members)
+            assert len(batch.reused) <= 2, "a quarter of eight"
+            assert not set(batch.reused) & set(batch.members)
         counts = accounting(journal)
-        assert counts.clean and counts.replayed == len(replays(journal))
+        assert counts.clean and counts.reused == len(reuses(journal))
 
 
 def test_rare_successes_are_trained_again_beside_fresh_failures(tmp_path: Path) -> None:
@@ -78,12 +78,12 @@ def test_rare_successes_are_trained_again_beside_fresh_failures(tmp_path: Path) 
     assert clock.run_virtual(world.run()) is True
     check_replays(world)
     with world.journal() as journal:
-        assert len(replays(journal)) >= 3
+        assert len(reuses(journal)) >= 3
 
 
 def test_without_replay_such_groups_are_dropped_and_more_work_is_dispatched(tmp_path: Path) -> None:
     def dropped(name: str, *, enabled: bool) -> int:
-        world = hard(tmp_path / name, replay={"enabled": enabled})
+        world = hard(tmp_path / name, reuse={"enabled": enabled})
         assert clock.run_virtual(world.run()) is True
         with world.journal() as journal:
             return sum(g.drop_reason == "no_gradient" for g in journal.rows(GroupRow))
@@ -111,12 +111,12 @@ def test_a_batch_that_is_made_again_after_a_kill_holds_the_same_replays(tmp_path
         redo: tuple[Batch, ...] = standing(journal, tmp_path, tasks).redo
         assert [b.step for b in redo] == list(range(STEPS))
         for batch, row in zip(redo, journal.rows(BatchRow), strict=True):
-            assert [id for g in batch.groups for id in g.replayed] == row.replayed
+            assert [id for g in batch.groups for id in g.reused] == row.reused
             assert [m.id for g in batch.groups for m in g.fresh] == row.members
             assert all(g.has_gradient for g in batch.groups)
 
 
-def test_a_replayed_success_that_is_measured_as_too_far_is_refused_with_its_group(tmp_path: Path) -> None:
+def test_a_reused_success_that_is_measured_as_too_far_is_refused_with_its_group(tmp_path: Path) -> None:
     """The odometer would have let it in: the exact measure decides, and the batch is filled again."""
     world = hard(
         tmp_path,
@@ -127,7 +127,7 @@ def test_a_replayed_success_that_is_measured_as_too_far_is_refused_with_its_grou
     check_replays(world)
     with world.journal() as journal:
         trajectories = {t.id: t for t in journal.rows(TrajectoryRow)}
-        ages = [batch.step - (trajectories[id].oldest_version or 0) for batch, id in replays(journal)]
+        ages = [batch.step - (trajectories[id].oldest_version or 0) for batch, id in reuses(journal)]
         assert all(age <= 2 for age in ages)
         refused = [g for g in journal.rows(GroupRow) if g.drop_reason == "diverged"]
-        assert any(g.replayed for g in refused)
+        assert any(g.reused for g in refused)
