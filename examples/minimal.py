@@ -20,10 +20,11 @@ from muster.engine.embedded.launch import launch
 from muster.model.tokenizer import tokenizer_from
 from muster.model.weights import resolve
 from muster.publish import transports
-from muster.publish.config import MemoryConfig
-from muster.publish.publisher import Canary, Publisher, PublisherConfig
-from muster.rollout.agent import Agent, AgentConfig
+from muster.publish.config import MemoryConfig, PublisherConfig
+from muster.publish.publisher import Canary, Publisher
+from muster.rollout.agent import Agent
 from muster.rollout.attempt import Rollout
+from muster.rollout.config import AgentConfig
 from muster.rollout.renderer import Renderer
 from muster.rollout.spans import SpanRecorder
 from muster.sandbox.config import SandboxConfig
@@ -33,7 +34,8 @@ from muster.tasks.harbor import load_directory
 from muster.trainer.config import TrainerConfig
 from muster.trainer.process import ProcessTrainer
 from muster.types import Batch, Graded, Launch, ReadyGroup, Task
-from muster.verifier.script import ScriptVerifier, VerifierConfig
+from muster.verifier.config import VerifierConfig
+from muster.verifier.script import ScriptVerifier
 from muster_suites.starter.generate import generate
 
 GROUPS, SIBLINGS, TEMPERATURE = 4, 8, 0.7

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from factories import failure, infra, make_task, make_trajectory, success
 from muster import clock
-from muster.config import EvaluateConfig
 from muster.evaluate import Evaluator, wilson
 from muster.journal import Journal, LaunchRow
 from muster.lab.fakes.engine import FakeReplica
+from muster.orchestrator.config import EvaluateConfig
 from muster.orchestrator.dispatch import Dispatcher
 from muster.rollout.spans import SpanRecorder
 from muster.types import Evaluation, Launch, Outcome, Trajectory

@@ -17,33 +17,18 @@ from typing import Any, cast, get_args
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from muster.engine.config import EmbeddedEngineConfig, EngineConfig
-from muster.engine.fleet.router import RouterConfig
-from muster.engine.servers.keeper import KeeperConfig
+from muster.engine.config import EmbeddedEngineConfig, EngineConfig, KeeperConfig, RouterConfig
 from muster.errors import ConfigError
-from muster.orchestrator.config import SchedulerConfig
-from muster.orchestrator.loops import LoopConfig
-from muster.publish.publisher import PublisherConfig
-from muster.rollout.agent import AgentConfig
+from muster.orchestrator.config import EvaluateConfig, LoopConfig, SchedulerConfig
+from muster.publish.config import PublisherConfig
+from muster.rollout.config import AgentConfig
 from muster.sandbox.config import SandboxConfig
-from muster.tasks.curriculum import CurriculumConfig
-from muster.tasks.suite import SuiteConfig
-from muster.trainer.config import TrainerConfig
-from muster.trainer.correction import NoCorrection
-from muster.verifier.script import VerifierConfig
+from muster.tasks.config import CurriculumConfig, SuiteConfig
+from muster.trainer.config import NoCorrection, TrainerConfig
+from muster.verifier.config import VerifierConfig
 
 RENAMED = {"schedule.replay": "schedule.reuse"}
 """Keys that had other names before, with their present ones: files and journals of before are read as they are."""
-
-
-class EvaluateConfig(BaseModel):
-    """How held-out pass rates are taken."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    attempts: int = Field(default=1, ge=1, description="samples for each held-out task")
-    concurrency: int = Field(default=64, ge=1, description="live evaluation trajectories at once")
-    retries: int = Field(default=2, ge=0, description="further launches after an infrastructure failure")
 
 
 class RunConfig(BaseModel):

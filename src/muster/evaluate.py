@@ -14,9 +14,9 @@ from math import sqrt
 from typing import Any
 
 from muster import clock
-from muster.config import EvaluateConfig
 from muster.engine.port import Engine
 from muster.journal import Journal, LaunchRow
+from muster.orchestrator.config import EvaluateConfig
 from muster.orchestrator.dispatch import Dispatcher, derived_seed
 from muster.types import Evaluation, Graded, Launch, Outcome, Task, Trajectory, Verdict
 

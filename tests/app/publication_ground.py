@@ -14,11 +14,10 @@ import numpy as np
 
 import tiny_llama as tiny
 from muster import clock
-from muster.engine.config import EmbeddedEngineConfig
+from muster.engine.config import EmbeddedEngineConfig, RouterConfig
 from muster.engine.embedded.launch import launch
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.fleet.health import ReplicaState
-from muster.engine.fleet.router import RouterConfig
 from muster.engine.http.replica import HttpReplica
 from muster.engine.pieces import Piece
 from muster.engine.port import CachePolicy, Replica
@@ -27,7 +26,8 @@ from muster.errors import EngineError
 from muster.journal import Journal
 from muster.model import weights
 from muster.orchestrator.delivery import Delivery
-from muster.publish.publisher import Publisher, PublisherConfig
+from muster.publish.config import PublisherConfig
+from muster.publish.publisher import Publisher
 from muster.publish.transports import Exporter
 from muster.types import Completion, Floats, Ints, Publication, Sampling, Session, Version
 

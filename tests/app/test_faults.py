@@ -25,19 +25,22 @@ from muster.lab.fakes.engine import FakeRates, FakeReplica
 from muster.observe.render.text import render_text
 from muster.observe.report import build_report
 from muster.orchestrator.dispatch import Dispatcher
-from muster.rollout.agent import Agent, AgentConfig
+from muster.rollout.agent import Agent
 from muster.rollout.attempt import Rollout
+from muster.rollout.config import AgentConfig
 from muster.rollout.renderer import Renderer
-from muster.sandbox.config import SandboxConfig
-from muster.sandbox.deadlines import BoundedBackend, DeadlineConfig
+from muster.sandbox.config import DeadlineConfig, SandboxConfig
+from muster.sandbox.deadlines import BoundedBackend
 from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import MAIN, Counters, Mount, Result, Sandbox, SandboxBackend, Snapshot
-from muster.tasks.suite import SuiteConfig, load_suites
+from muster.tasks.config import SuiteConfig
+from muster.tasks.suite import load_suites
 from muster.types import Cause, Graded, ImageSpec, Ints, Launch, Limits, Session, Trajectory, Verdict, Version
+from muster.verifier.config import VerifierConfig
 from muster.verifier.function import FunctionVerifier
 from muster.verifier.port import Verifier
-from muster.verifier.script import ScriptVerifier, VerifierConfig
+from muster.verifier.script import ScriptVerifier
 from muster_suites.starter import generate
 from rollout.tokens import STOP, CharTokenizer
 

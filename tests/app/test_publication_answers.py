@@ -19,10 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster import clock
-from muster.engine.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig, RouterConfig
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.fleet.health import ReplicaState
-from muster.engine.fleet.router import RouterConfig
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Staged
 from muster.engine.timing import EngineTiming
 from muster.errors import EngineError, PublicationError
@@ -30,7 +29,8 @@ from muster.journal import Journal
 from muster.lab.emulated.replica import INITIAL, EmulatedReplica
 from muster.lab.emulated.replies import logprobs_of
 from muster.orchestrator.delivery import Delivery
-from muster.publish.publisher import Publisher, PublisherConfig
+from muster.publish.config import PublisherConfig
+from muster.publish.publisher import Publisher
 from muster.types import Completion, Floats, Ints, Publication, Sampling, Session, Version
 
 Mode = Literal["late", "twice", "never", "lost", "dies"]

@@ -21,12 +21,12 @@ import pytest
 import tiny_llama as tiny
 from app.publication_ground import PUBLISHER, Ground, Machine, T, answers, prompt
 from muster import clock
+from muster.engine.config import KeeperConfig
 from muster.engine.fleet.health import ReplicaState
 from muster.engine.port import InFlight
-from muster.engine.servers.keeper import KeeperConfig, KeptReplica, keep
+from muster.engine.servers.keeper import KeptReplica, keep
 from muster.errors import PublicationError
-from muster.publish.config import CheckpointConfig
-from muster.publish.publisher import PublisherConfig
+from muster.publish.config import CheckpointConfig, PublisherConfig
 from muster.publish.transports import Exporter, exporter_for
 from muster.types import Completion, Floats, Ints, Sampling, Session
 

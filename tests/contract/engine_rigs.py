@@ -12,9 +12,8 @@ import numpy as np
 
 import tiny_llama as tiny
 from engine.sglang.sglang_double import Double
-from muster.engine.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig, RouterConfig
 from muster.engine.fleet.fleet import Fleet
-from muster.engine.fleet.router import RouterConfig
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Replica, Staged
 from muster.engine.timing import EngineTiming
 from muster.lab.emulated import replies

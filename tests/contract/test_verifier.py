@@ -17,9 +17,10 @@ from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import SandboxBackend, Snapshot
 from muster.types import Cause, Graded, ImageSpec, Limits, Task, Verdict, VerifierSpec
+from muster.verifier.config import VerifierConfig
 from muster.verifier.port import Verifier
 from muster.verifier.reward import Problem
-from muster.verifier.script import ScriptVerifier, VerifierConfig
+from muster.verifier.script import ScriptVerifier
 
 TEST = """
 if [ -f /app/broken ]; then exit 1; fi

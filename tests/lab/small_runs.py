@@ -10,8 +10,7 @@ from muster.lab.collection.collection import CollectionWorld, FleetWorld, Sandbo
 from muster.lab.collection.timed_sandbox import SandboxTimes
 from muster.lab.collection.workload import Lognormal, WorkloadConfig
 from muster.lab.plan.fit_world import Setup
-from muster.orchestrator.config import SchedulerConfig
-from muster.orchestrator.loops import LoopConfig
+from muster.orchestrator.config import LoopConfig, SchedulerConfig
 from muster.sandbox.config import SandboxConfig
 
 TIMING = EngineTiming(step_s=0.02, row_s=0.0008, context_s=4e-7, prefill_s=2e-4)

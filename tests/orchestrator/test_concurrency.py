@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import make_statistics
-from muster.orchestrator.concurrency import Concurrency, ConcurrencyConfig
+from muster.orchestrator.concurrency import Concurrency
+from muster.orchestrator.config import ConcurrencyConfig
 
 
 def aimd(**options: object) -> Concurrency:

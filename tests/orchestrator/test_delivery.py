@@ -15,7 +15,8 @@ from muster.journal import EventRow, Journal
 from muster.lab.fakes.engine import FakeReplica
 from muster.lab.fakes.trainer import FakeTrainer
 from muster.orchestrator.delivery import Delivery
-from muster.publish.publisher import Publisher, PublisherConfig
+from muster.publish.config import PublisherConfig
+from muster.publish.publisher import Publisher
 from muster.types import Ints, Publication, Sampling, Session
 from orchestrator.world import World
 

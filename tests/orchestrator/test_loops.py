@@ -26,7 +26,7 @@ from muster.lab.fakes.sandbox import FakeFaults
 from muster.lab.fakes.trainer import FakeTrainerConfig
 from muster.lab.fakes.verifier import FakeVerifierFaults
 from muster.orchestrator.loops import AdmissionStopped
-from muster.trainer.correction import DivergenceLimit
+from muster.trainer.config import DivergenceLimit
 from orchestrator.world import World
 
 FAULTY: dict[str, Any] = {

@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import make_group
-from muster.orchestrator.reuse import FLAGGED, ReuseConfig, ReuseStore, joined
+from muster.orchestrator.config import ReuseConfig
+from muster.orchestrator.reuse import FLAGGED, ReuseStore, joined
 from muster.orchestrator.staleness import Freshness
-from muster.trainer.advantage import AdvantageConfig, group_advantages
+from muster.trainer.advantage import group_advantages
+from muster.trainer.config import AdvantageConfig
 from muster.types import ReadyGroup, Trajectory
 
 RARE = (0.0,) * 15 + (1.0,)  # one success in sixteen

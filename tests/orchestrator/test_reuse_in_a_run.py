@@ -16,7 +16,7 @@ from muster.observe.outcomes import accounting
 from muster.orchestrator.dispatch import derived_seed
 from muster.orchestrator.drift import rebuilt
 from muster.orchestrator.resume import standing
-from muster.trainer.correction import DivergenceLimit
+from muster.trainer.config import DivergenceLimit
 from muster.types import Batch, Ints, Session, Version
 from orchestrator.world import World
 from rollout.tokens import STOP

@@ -12,7 +12,7 @@ from muster.journal import StepRow
 from muster.orchestrator.drift import rebuilt
 from muster.orchestrator.reuse import joined
 from muster.orchestrator.staleness import Freshness, lag, oldest_version, over_limit, suspects
-from muster.trainer.correction import DivergenceLimit
+from muster.trainer.config import DivergenceLimit
 from muster.trainer.port import Divergence
 from muster.types import Batch, ReadyGroup
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from factories import make_task
 from muster import clock
-from muster.config import EvaluateConfig
 from muster.evaluate import Evaluator
 from muster.journal import Journal, LaunchRow
 from muster.lab.fakes.engine import FakeRates, FakeReplica
@@ -20,23 +19,26 @@ from muster.lab.fakes.sandbox import FakeBackend, FakeFaults
 from muster.lab.fakes.trainer import FakeTrainer, FakeTrainerConfig
 from muster.lab.fakes.verifier import FakeVerifier, FakeVerifierFaults
 from muster.metrics import Metrics
-from muster.orchestrator.config import SchedulerConfig
+from muster.orchestrator.config import EvaluateConfig, LoopConfig, SchedulerConfig
 from muster.orchestrator.dispatch import Dispatcher, derived_seed
-from muster.orchestrator.loops import LoopConfig, Orchestrator
+from muster.orchestrator.loops import Orchestrator
 from muster.orchestrator.parts import Parts
 from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import standing
 from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus, RunStatus
-from muster.publish.publisher import Publisher, PublisherConfig
-from muster.rollout.agent import Agent, AgentConfig
+from muster.publish.config import PublisherConfig
+from muster.publish.publisher import Publisher
+from muster.rollout.agent import Agent
 from muster.rollout.attempt import Rollout
+from muster.rollout.config import AgentConfig
 from muster.rollout.renderer import Renderer
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Snapshot
-from muster.tasks.curriculum import Curriculum, CurriculumConfig
-from muster.trainer.correction import DivergenceLimit
+from muster.tasks.config import CurriculumConfig
+from muster.tasks.curriculum import Curriculum
+from muster.trainer.config import DivergenceLimit
 from muster.types import Ints, Session, Task, Version
 from muster.verifier.reward import Problem
 from rollout.tokens import STOP, CharTokenizer

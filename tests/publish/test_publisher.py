@@ -16,7 +16,8 @@ from muster.errors import ConfigError, PublicationError
 from muster.lab.emulated import replies
 from muster.lab.emulated.replica import EmulatedReplica
 from muster.lab.fakes.engine import Call, FakeRates, FakeReplica, logprobs_of
-from muster.publish.publisher import Canary, Publisher, PublisherConfig
+from muster.publish.config import PublisherConfig
+from muster.publish.publisher import Canary, Publisher
 from muster.types import Ints, Publication, PublicationRecord, Sampling, Session, Version
 
 TOKENS = np.arange(10, dtype=np.int32)

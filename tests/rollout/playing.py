@@ -10,8 +10,9 @@ from muster import clock
 from muster.lab.fakes.engine import FakeRates, FakeReplica
 from muster.lab.fakes.sandbox import FakeBackend, FakeFaults
 from muster.lab.fakes.verifier import FakeVerifier
-from muster.rollout.agent import Agent, AgentConfig
+from muster.rollout.agent import Agent
 from muster.rollout.attempt import Rollout
+from muster.rollout.config import AgentConfig
 from muster.rollout.conversation import conversation
 from muster.rollout.renderer import Renderer
 from muster.rollout.spans import SpanRecorder

@@ -10,7 +10,7 @@ import pytest
 from factories import make_task
 from muster.lab.fakes.engine import FakeRates
 from muster.lab.fakes.sandbox import FakeFaults
-from muster.rollout.agent import AgentConfig
+from muster.rollout.config import AgentConfig
 from muster.types import Cause, Graded, Trajectory, Verdict
 from rollout.playing import ROOMY, play
 from rollout.tokens import STOP

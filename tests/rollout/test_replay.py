@@ -10,7 +10,7 @@ from factories import make_task
 from muster import clock
 from muster.lab.fakes.sandbox import FakeBackend, FakeFaults
 from muster.lab.fakes.verifier import FakeVerifier
-from muster.rollout.agent import AgentConfig
+from muster.rollout.config import AgentConfig
 from muster.rollout.replay import Replay, Replayer, Reproduction
 from muster.rollout.sameness import Sameness
 from muster.sandbox.config import SandboxConfig

@@ -12,7 +12,7 @@ import pytest
 
 from factories import make_task
 from muster.lab.fakes.sandbox import FakeBackend
-from muster.rollout.agent import AgentConfig
+from muster.rollout.config import AgentConfig
 from muster.sandbox.port import Snapshot
 from muster.types import Cause, Graded, HealthCheck, Task, TaskStep, Trajectory, Ungraded, Verdict, VerifierSpec
 from muster.verifier.reward import Problem

@@ -35,7 +35,8 @@ from muster.types import (
     VerifierSpec,
     Version,
 )
-from muster.verifier.script import ScriptVerifier, VerifierConfig
+from muster.verifier.config import VerifierConfig
+from muster.verifier.script import ScriptVerifier
 from rollout.playing import ROOMY
 from rollout.tokens import STOP, CharTokenizer
 from tasks.task_directory import write_task

@@ -10,7 +10,8 @@ import pytest
 from muster import clock
 from muster.errors import ImageError, SandboxLost, SandboxStartError
 from muster.lab.fakes.sandbox import FakeBackend, FakeTiming
-from muster.sandbox.deadlines import BoundedBackend, DeadlineConfig, bounded
+from muster.sandbox.config import DeadlineConfig
+from muster.sandbox.deadlines import BoundedBackend, bounded
 from muster.sandbox.port import Sandbox
 from muster.types import ImageSpec, Limits
 

@@ -12,7 +12,8 @@ from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.sandbox.pool.pool import Pool
 from muster.tasks.harbor import load_task
 from muster.types import Outcome, Task
-from muster.verifier.script import ScriptVerifier, VerifierConfig
+from muster.verifier.config import VerifierConfig
+from muster.verifier.script import ScriptVerifier
 from muster_suites.frame import Family, Instance
 from muster_suites.starter.words import Split
 from muster_suites.write import instances, write_task

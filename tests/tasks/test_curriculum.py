@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.errors import TaskError
-from muster.tasks.curriculum import Curriculum, CurriculumConfig
+from muster.tasks.config import CurriculumConfig
+from muster.tasks.curriculum import Curriculum
 from muster.types import ImageSpec, Limits, Task, VerifierSpec
 
 

@@ -8,9 +8,10 @@ import pytest
 from factories import make_task
 from muster.errors import TaskError
 from muster.tasks.audit_record import AuditFault, AuditRecord, AuditTarget, Flaw, Probe, TaskAudit, Trial, read, write
+from muster.tasks.config import SuiteConfig
 from muster.tasks.harbor import load_task
 from muster.tasks.quarantine import record_of, sift
-from muster.tasks.suite import SuiteConfig, load_suites
+from muster.tasks.suite import load_suites
 from muster.types import Cause, Verdict
 from muster_suites.starter import generate
 from tasks.task_directory import write_task

@@ -1,7 +1,8 @@
 import pytest
 
 from muster.errors import TaskError
-from muster.tasks.suite import SuiteConfig, load_suites
+from muster.tasks.config import SuiteConfig
+from muster.tasks.suite import load_suites
 from muster_suites.starter import generate
 from tasks.task_directory import write_task
 

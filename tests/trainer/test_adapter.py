@@ -16,9 +16,9 @@ from muster.errors import ModelError, PublicationError
 from muster.model.weights import digest, load, parameter_shapes
 from muster.publish.config import CheckpointConfig
 from muster.publish.transports import exporter_for
-from muster.trainer.adapter import TARGETS, AdapterConfig, fresh, peft_name
+from muster.trainer.adapter import fresh, peft_name
 from muster.trainer.checkpoint import as_model
-from muster.trainer.config import TrainerConfig
+from muster.trainer.config import TARGETS, AdapterConfig, TrainerConfig
 from muster.trainer.forward import hidden, logprobs, row_tensors
 from muster.trainer.local import LocalTrainer
 from muster.trainer.masters import Masters, adapted

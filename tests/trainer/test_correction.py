@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pydantic import TypeAdapter, ValidationError
 
-from muster.trainer.correction import (
+from muster.trainer.config import (
     CorrectionConfig,
     DivergenceLimit,
     GeometricMask,
@@ -16,11 +16,8 @@ from muster.trainer.correction import (
     SequenceTIS,
     TokenMask,
     TokenTIS,
-    correct,
-    diagnose,
-    k3,
-    limit,
 )
+from muster.trainer.correction import correct, diagnose, k3, limit
 
 LOG_RATIOS = hnp.arrays(np.float64, st.integers(1, 40), elements=st.floats(-50, 50))
 ALL = [NoCorrection(), TokenTIS(), TokenMask(), IcePop(), SequenceTIS(), GeometricMask()]

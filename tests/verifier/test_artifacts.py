@@ -16,7 +16,8 @@ from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.sandbox.pool.pool import Pool
 from muster.types import Cause, Collect, ImageSpec, Limits, Outcome, VerifierSpec
 from muster.verifier.artifacts import unpack
-from muster.verifier.script import ScriptVerifier, VerifierConfig
+from muster.verifier.config import VerifierConfig
+from muster.verifier.script import ScriptVerifier
 
 
 def archive(directory: Path, *members: tuple[str, bytes, str]) -> None:

@@ -12,8 +12,8 @@ from muster.sandbox.config import SandboxConfig
 from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Sandbox
 from muster.types import Cause, Graded, ImageSpec, Limits, Outcome, Trajectory, Verdict
+from muster.verifier.config import VerifierConfig
 from muster.verifier.function import FunctionVerifier, Score, load_score, source_digest
-from muster.verifier.script import VerifierConfig
 
 
 def grade(score: Score, *, agent: str = "echo 42 > /app/answer") -> Outcome:

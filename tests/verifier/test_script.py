@@ -14,7 +14,8 @@ from muster.sandbox.config import SandboxConfig
 from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.sandbox.pool.pool import Pool
 from muster.types import Cause, Graded, ImageSpec, Limits, Outcome, Verdict, VerifierSpec
-from muster.verifier.script import ScriptVerifier, VerifierConfig
+from muster.verifier.config import VerifierConfig
+from muster.verifier.script import ScriptVerifier
 
 pytestmark = pytest.mark.sandbox
 PASS = "echo 1 > /logs/verifier/reward.txt\n"

@@ -33,7 +33,7 @@ from muster.verifier.audit import verdict_files
 from muster.verifier.audit.auditor import Auditor, AuditPlan, waived_by
 from muster.verifier.audit.battery import chosen, digest
 from muster.verifier.audit.play import ScriptPlayer
-from muster.verifier.script import VerifierConfig
+from muster.verifier.config import VerifierConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,14 +13,15 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from muster.errors import ConfigError
-from muster.sandbox.config import SandboxConfig
-from muster.sandbox.deadlines import BoundedBackend, DeadlineConfig
+from muster.sandbox.config import DeadlineConfig, SandboxConfig
+from muster.sandbox.deadlines import BoundedBackend
 from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import SandboxBackend
+from muster.verifier.config import VerifierConfig
 from muster.verifier.function import FunctionVerifier, load_score
 from muster.verifier.port import Verifier
-from muster.verifier.script import ScriptVerifier, VerifierConfig
+from muster.verifier.script import ScriptVerifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

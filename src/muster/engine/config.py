@@ -1,4 +1,4 @@
-"""Which engine serves, and how: one model of configuration for each kind, told apart by `kind`.
+"""Which engine serves, and how: one model of configuration for each kind, told apart by `kind`; restarts and routing.
 
 Law: no torch and no adapter here; whoever launches an engine reads this. All kinds have `replicas`, `dtype` and
 `max_model_len`, so that the rest of the configuration can be checked against any of them.
@@ -225,3 +225,55 @@ class EmulatedEngineConfig(BaseModel):
                 f"{self.max_model_len}; it needs {need}"
             )
         return self
+
+
+class KeeperConfig(BaseModel):
+    """When a server that ended is started again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    restarts_per_hour: int = Field(
+        default=6, ge=0, description="of one replica; one that ends more often is given up. 0: never start one again"
+    )
+    first_delay_s: float = Field(default=1.0, ge=0, description="before a restart; doubles with each within an hour")
+    longest_delay_s: float = Field(default=60.0, ge=0, description="where the doubling ends")
+    wedged_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="a server that runs and has not said for so long how it is, though it was asked, is ended and "
+        "started again; longer than any call that keeps it from answering, such as sglang's update of weights",
+    )
+
+
+Policy = Literal["affinity", "round_robin", "least_loaded", "consistent_hash"]
+
+
+class RouterConfig(BaseModel):
+    """How turns find replicas, and how long a call may take.
+
+    Example: `RouterConfig(policy="least_loaded")`
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: Policy = Field(
+        default="affinity", description="affinity: sessions stay where their cache is, and wait for memory"
+    )
+    siblings_together: int = Field(
+        default=2,
+        ge=0,
+        description="a sibling goes where its group's prompt is while that replica has fewer sessions more than "
+        "another; siblings are alike, and a group of long ones in one place makes it hot",
+    )
+    admission: bool = Field(default=True, description="affinity: a session without cache waits until its context fits")
+    hold_s: float | None = Field(
+        default=None, ge=0, description="idle residents keep their room so long while others wait; None: M / P"
+    )
+    headroom: float = Field(
+        default=0.02, ge=0, lt=1, description="share of a replica's cache that is promised to nobody"
+    )
+    request_timeout_s: float = Field(default=1800.0, gt=0, description="deadline of one request at one replica")
+    probe_timeout_s: float = Field(default=10.0, gt=0, description="deadline of asking a replica how it is")
+    probe_every_s: float = Field(default=2.0, gt=0, description="how often a replica that does not serve is asked")
+    wait_s: float = Field(default=600.0, gt=0, description="how long a call waits while no replica serves")
+    attempts: int = Field(default=3, ge=1, description="tries of one call, on other replicas where there are any")

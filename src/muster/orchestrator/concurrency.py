@@ -15,28 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict, Field
 
 from muster.engine.port import EngineStatistics
+from muster.orchestrator.config import ConcurrencyConfig
 
 _FORGETS = 0.98  # weight of the mean context so far against one more that ended: about fifty count
-
-
-class ConcurrencyConfig(BaseModel):
-    """Live trajectories, beneath `slots`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    policy: Literal["fixed", "memory", "aimd"] = Field(default="fixed", description="what limits them beside slots")
-    fill: float = Field(default=1.0, gt=0, description="memory: contexts of live trajectories over the cache's tokens")
-    start: int = Field(default=32, ge=1, description="aimd: the first limit")
-    increase: int = Field(default=4, ge=1, description="aimd: more after an interval in which the cache held")
-    decrease: float = Field(default=0.8, gt=0, lt=1, description="aimd: factor after one in which it did not")
-    hit_rate: float = Field(default=0.7, gt=0, lt=1, description="aimd: cached share of prompt tokens that is enough")
-    interval_s: float = Field(default=10.0, gt=0, description="aimd: between two looks")
-    least: int = Field(default=8, ge=1, description="never fewer than this, whatever the cache says")
 
 
 @dataclass(frozen=True, slots=True)

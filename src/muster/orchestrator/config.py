@@ -1,4 +1,7 @@
-"""How groups become batches: the options of the scheduler. What each one biases is said beside it."""
+"""What a user may set about a run: its length, its evaluations, and how groups become batches.
+
+What an option biases is said beside it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,73 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from muster.orchestrator.concurrency import ConcurrencyConfig
 from muster.orchestrator.line import Order
 from muster.orchestrator.ready_pool import BatchPolicy
-from muster.orchestrator.reuse import ReuseConfig
+
+
+class ConcurrencyConfig(BaseModel):
+    """Live trajectories, beneath `slots`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: Literal["fixed", "memory", "aimd"] = Field(default="fixed", description="what limits them beside slots")
+    fill: float = Field(default=1.0, gt=0, description="memory: contexts of live trajectories over the cache's tokens")
+    start: int = Field(default=32, ge=1, description="aimd: the first limit")
+    increase: int = Field(default=4, ge=1, description="aimd: more after an interval in which the cache held")
+    decrease: float = Field(default=0.8, gt=0, lt=1, description="aimd: factor after one in which it did not")
+    hit_rate: float = Field(default=0.7, gt=0, lt=1, description="aimd: cached share of prompt tokens that is enough")
+    interval_s: float = Field(default=10.0, gt=0, description="aimd: between two looks")
+    least: int = Field(default=8, ge=1, description="never fewer than this, whatever the cache says")
+
+
+class ReuseConfig(BaseModel):
+    """Whether and how far earlier successes are used again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = Field(default=False, description="give earlier successes to groups that have none")
+    below: float = Field(
+        default=0.1, gt=0, le=1, description="success rate of a task's recent attempts under which it is reused"
+    )
+    recent_attempts: int = Field(default=64, ge=1, description="attempts at a task that its success rate looks at")
+    max_share: float = Field(
+        default=0.125, gt=0, le=0.25, description="reused trajectories in a batch, over the fresh ones it needs"
+    )
+    max_divergence: float = Field(
+        default=1.0,
+        gt=0,
+        description="distance (nats, root-mean-square log-ratio, by the odometer, which tends to read high) beyond "
+        "which a success is too old",
+    )
+    max_uses: int = Field(default=4, ge=1, description="times that one success is reused")
+    per_task: int = Field(default=4, ge=1, description="successes kept of a task, the newest")
+    capacity: int = Field(default=512, ge=1, description="successes kept in all, the newest; bounds memory")
+
+
+class LoopConfig(BaseModel):
+    """Length and rhythm of a run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(default=14, ge=1, description="optimiser steps, each on one batch")
+    checkpoint_every: int = Field(default=7, ge=1, description="steps between checkpoints")
+    evaluate_every: int = Field(default=7, ge=0, description="steps between evaluations; 0: only at the ends")
+    watch_interval_s: float = Field(default=1.0, gt=0, description="how often engine statistics are read")
+    publish_attempts: int = Field(default=3, ge=1, description="tries to publish a version before the run stops")
+    replicas_wait_s: float = Field(
+        default=300.0, ge=0, description="how long no replica may answer before the run stops; one may be restarting"
+    )
+
+
+class EvaluateConfig(BaseModel):
+    """How held-out pass rates are taken."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    attempts: int = Field(default=1, ge=1, description="samples for each held-out task")
+    concurrency: int = Field(default=64, ge=1, description="live evaluation trajectories at once")
+    retries: int = Field(default=2, ge=0, description="further launches after an infrastructure failure")
+
 
 Surplus = Literal["cancel", "carry", "tail"]
 """What becomes of groups that were launched beyond a batch's need, once it is assembled.

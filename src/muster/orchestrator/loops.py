@@ -18,14 +18,13 @@ import asyncio
 from collections import deque
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from muster import clock
 from muster.errors import MusterError
 from muster.journal import CheckpointRow, DropRow, EventRow, StepRow
 from muster.metrics import Sum
 from muster.orchestrator import drift, staleness
 from muster.orchestrator.book import GroupBook
+from muster.orchestrator.config import LoopConfig
 from muster.orchestrator.delivery import Delivery
 from muster.orchestrator.device import DeviceRecorder
 from muster.orchestrator.dispatch import derived_seed
@@ -39,21 +38,6 @@ from muster.types import Batch, Cause, DeviceState, Launch, Trajectory
 
 PREFETCH = 64
 """Launches ahead whose sandboxes the pool may warm; it takes as many as it is configured for."""
-
-
-class LoopConfig(BaseModel):
-    """Length and rhythm of a run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    steps: int = Field(default=14, ge=1, description="optimiser steps, each on one batch")
-    checkpoint_every: int = Field(default=7, ge=1, description="steps between checkpoints")
-    evaluate_every: int = Field(default=7, ge=0, description="steps between evaluations; 0: only at the ends")
-    watch_interval_s: float = Field(default=1.0, gt=0, description="how often engine statistics are read")
-    publish_attempts: int = Field(default=3, ge=1, description="tries to publish a version before the run stops")
-    replicas_wait_s: float = Field(
-        default=300.0, ge=0, description="how long no replica may answer before the run stops; one may be restarting"
-    )
 
 
 class AdmissionStopped(MusterError):

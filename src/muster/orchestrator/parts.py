@@ -16,7 +16,7 @@ from muster.orchestrator.dispatch import Dispatcher
 from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus, RunStatus
 from muster.publish.publisher import Publisher
-from muster.trainer.correction import DivergenceLimit
+from muster.trainer.config import DivergenceLimit
 from muster.trainer.port import Trainer
 from muster.types import Evaluation, Ints, Launch, Publication, Version
 

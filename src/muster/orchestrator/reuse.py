@@ -29,8 +29,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
+from muster.orchestrator.config import ReuseConfig
 from muster.orchestrator.staleness import Freshness, StaleReason, oldest_version
 from muster.types import Cause, Graded, ReadyGroup, Trajectory, Verdict
 
@@ -38,30 +37,6 @@ FLAGGED = (Cause.TAMPERED, Cause.SANDBOX_DESTROYED_BY_AGENT, Cause.VERIFIER_BROK
 """Attribution makes failures of these; nothing is trained twice should one ever be called a success."""
 EQUAL_REWARDS = 1e-6
 """As in `ReadyGroup.has_gradient`: a success worth no more than the group's own failures teaches nothing."""
-
-
-class ReuseConfig(BaseModel):
-    """Whether and how far earlier successes are used again."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    enabled: bool = Field(default=False, description="give earlier successes to groups that have none")
-    below: float = Field(
-        default=0.1, gt=0, le=1, description="success rate of a task's recent attempts under which it is reused"
-    )
-    recent_attempts: int = Field(default=64, ge=1, description="attempts at a task that its success rate looks at")
-    max_share: float = Field(
-        default=0.125, gt=0, le=0.25, description="reused trajectories in a batch, over the fresh ones it needs"
-    )
-    max_divergence: float = Field(
-        default=1.0,
-        gt=0,
-        description="distance (nats, root-mean-square log-ratio, by the odometer, which tends to read high) beyond "
-        "which a success is too old",
-    )
-    max_uses: int = Field(default=4, ge=1, description="times that one success is reused")
-    per_task: int = Field(default=4, ge=1, description="successes kept of a task, the newest")
-    capacity: int = Field(default=512, ge=1, description="successes kept in all, the newest; bounds memory")
 
 
 @dataclass(slots=True, eq=False)

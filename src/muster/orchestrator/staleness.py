@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from muster.orchestrator.drift import Odometer
-from muster.trainer.correction import DivergenceLimit
+from muster.trainer.config import DivergenceLimit
 from muster.trainer.port import Divergence
 from muster.types import Batch, ReadyGroup, Trajectory
 

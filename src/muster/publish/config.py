@@ -1,10 +1,12 @@
-"""How new weights travel to the engines: one of three ways, and in which form."""
+"""What a user may set about new weights: how they travel to the engines, in which form, and how they arrive."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from muster.engine.port import CachePolicy, InFlight
 
 
 class _Paced(BaseModel):
@@ -62,3 +64,25 @@ TransportConfig = Annotated[
     MemoryConfig | DirectConfig | CheckpointConfig, Field(discriminator="kind"), BeforeValidator(_from_word)
 ]
 """What `publish.transport` may be; a bare word is the kind, with its defaults."""
+
+
+class PublisherConfig(BaseModel):
+    """How new weights reach the engines."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    transport: TransportConfig = Field(default_factory=MemoryConfig, description="how weights travel: see `kind`")
+    in_flight: InFlight = Field(default=InFlight.HOLD, description="what the pause does to requests in flight")
+    cache: CachePolicy = Field(
+        default=CachePolicy.KEEP, description="what the commit does to keys and values of the old weights"
+    )
+    stage_timeout_s: float = Field(default=120.0, gt=0, description="deadline for fetching and decoding")
+    commit_timeout_s: float = Field(default=60.0, gt=0, description="deadline for pause, commit, checks and resume")
+    attempts: int = Field(default=3, ge=1, description="tries of one call to a replica; its answer may have been lost")
+    retry_pause_s: float = Field(default=0.5, ge=0, description="between two tries of a call")
+    canary_tokens: int = Field(
+        default=128, ge=2, description="length of the canary, at most: engines score it while they stand still"
+    )
+    canary_tolerance: float = Field(
+        default=0.1, gt=0, description="largest mean |difference| of canary log-probabilities, engine against trainer"
+    )

@@ -19,37 +19,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from muster import clock
-from muster.engine.port import CachePolicy, InFlight, Pause, Replica, Scores, Staged
+from muster.engine.port import CachePolicy, Pause, Replica, Scores, Staged
 from muster.errors import BoundaryError, ConfigError, EngineError, PublicationError
-from muster.publish.config import MemoryConfig, TransportConfig
+from muster.publish.config import PublisherConfig
 from muster.types import Floats, Ints, Publication, PublicationRecord, Version
 
 _T = TypeVar("_T")
-
-
-class PublisherConfig(BaseModel):
-    """How new weights reach the engines."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    transport: TransportConfig = Field(default_factory=MemoryConfig, description="how weights travel: see `kind`")
-    in_flight: InFlight = Field(default=InFlight.HOLD, description="what the pause does to requests in flight")
-    cache: CachePolicy = Field(
-        default=CachePolicy.KEEP, description="what the commit does to keys and values of the old weights"
-    )
-    stage_timeout_s: float = Field(default=120.0, gt=0, description="deadline for fetching and decoding")
-    commit_timeout_s: float = Field(default=60.0, gt=0, description="deadline for pause, commit, checks and resume")
-    attempts: int = Field(default=3, ge=1, description="tries of one call to a replica; its answer may have been lost")
-    retry_pause_s: float = Field(default=0.5, ge=0, description="between two tries of a call")
-    canary_tokens: int = Field(
-        default=128, ge=2, description="length of the canary, at most: engines score it while they stand still"
-    )
-    canary_tolerance: float = Field(
-        default=0.1, gt=0, description="largest mean |difference| of canary log-probabilities, engine against trainer"
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

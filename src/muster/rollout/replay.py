@@ -16,8 +16,9 @@ from enum import StrEnum
 
 from muster.errors import SandboxLost
 from muster.rollout.actions import describe
-from muster.rollout.agent import AgentConfig, Between, Episode, Spent
+from muster.rollout.agent import Between, Episode, Spent
 from muster.rollout.attempt import Rollout
+from muster.rollout.config import AgentConfig
 from muster.rollout.renderer import Transcript
 from muster.rollout.sameness import Sameness, compare
 from muster.rollout.spans import SpanRecorder

@@ -107,3 +107,16 @@ class SandboxConfig(BaseModel):
             pids=limits.pids if limits.pids is not None else self.pids,
             egress=limits.egress if self.egress == "task" else (),
         )
+
+
+class DeadlineConfig(BaseModel):
+    """Seconds that a backend may take beyond what a call itself asks for. Generous: they are for what hangs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    start_s: float = Field(default=120.0, gt=0, description="fork, the image's service included")
+    run_s: float = Field(default=30.0, gt=0, description="a command, beyond its own time-out")
+    file_s: float = Field(default=60.0, gt=0, description="read or write a file")
+    snapshot_s: float = Field(default=120.0, gt=0, description="freeze a sandbox")
+    close_s: float = Field(default=60.0, gt=0, description="close a sandbox; what takes longer is left to the reaper")
+    build_s: float = Field(default=60.0, gt=0, description="prepare an image, beyond its build time-out")

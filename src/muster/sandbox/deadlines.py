@@ -12,27 +12,13 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from muster import clock
 from muster.errors import ImageError, SandboxLost, SandboxStartError
+from muster.sandbox.config import DeadlineConfig
 from muster.sandbox.port import MAIN, Counters, Mount, Result, Sandbox, SandboxBackend, Snapshot
 from muster.types import ImageSpec, Limits
 
 _T = TypeVar("_T")
-
-
-class DeadlineConfig(BaseModel):
-    """Seconds that a backend may take beyond what a call itself asks for. Generous: they are for what hangs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    start_s: float = Field(default=120.0, gt=0, description="fork, the image's service included")
-    run_s: float = Field(default=30.0, gt=0, description="a command, beyond its own time-out")
-    file_s: float = Field(default=60.0, gt=0, description="read or write a file")
-    snapshot_s: float = Field(default=120.0, gt=0, description="freeze a sandbox")
-    close_s: float = Field(default=60.0, gt=0, description="close a sandbox; what takes longer is left to the reaper")
-    build_s: float = Field(default=60.0, gt=0, description="prepare an image, beyond its build time-out")
 
 
 class Hung(Exception):

@@ -21,39 +21,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from muster.errors import TaskError
+from muster.tasks.config import CurriculumConfig
 from muster.types import Task
 
 GRADIENT_SPREAD = 1e-6
 """Rewards closer than this are equal, as in `ReadyGroup.has_gradient`."""
-
-
-class CurriculumConfig(BaseModel):
-    """How tasks are chosen."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    exploration_floor: float = Field(
-        default=0.05, gt=0, le=1, description="Weight of a task that teaches nothing, over one that teaches most"
-    )
-    decay: float = Field(
-        default=0.5, ge=0, lt=1, description="What one more group leaves of the earlier ones in an estimate"
-    )
-    prior_attempts: float = Field(
-        default=1.0, gt=0, description="Attempts at success rate 0.5 that every family is thought to have had"
-    )
-    family_attempts: float = Field(
-        default=4.0, gt=0, description="Attempts that the family's estimate counts for in that of its tasks"
-    )
-    quarantine_after: int = Field(
-        default=3, ge=1, description="Faults of a task's image or verifier, without a grade between, that quarantine it"
-    )
-    window_groups: int = Field(default=64, ge=1, description="Recorded groups that `informative_share` looks at")
-    fresh_below: float = Field(
-        default=0.1, ge=0, le=1, description="Informative share under which fresh tasks are asked for"
-    )
 
 
 @dataclass(slots=True)

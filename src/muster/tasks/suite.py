@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from muster.errors import TaskError
+from muster.tasks.config import SuiteConfig
 from muster.tasks.harbor import load_directory
 from muster.tasks.quarantine import Sifted, record_of, sift
 from muster.types import Task
@@ -29,29 +28,6 @@ class Generate(Protocol):
     def __call__(
         self, out: Path, *, seed: int, per_family: int, split: Split, families: Sequence[str] | None
     ) -> object: ...
-
-
-class SuiteConfig(BaseModel):
-    """Which tasks to train and to evaluate on."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    train: Path | None = Field(default=None, description="directory of Harbor tasks; none: generate the starter suite")
-    heldout: Path | None = Field(
-        default=None, description="directory of held-out tasks; none: generate, or no evaluation"
-    )
-    per_family: int = Field(default=24, ge=1, description="starter suite: training instances of each family")
-    heldout_per_family: int = Field(default=4, ge=1, description="starter suite: held-out instances of each family")
-    families: tuple[str, ...] | None = Field(default=None, description="starter suite: families to generate; none: all")
-    audit: Path | None = Field(
-        default=None,
-        description="record of `muster audit --json`, by which unsound tasks do not train; "
-        "none: audit.json in the directory of the training tasks, if it is there",
-    )
-    variables: dict[str, str] = Field(
-        default_factory=dict[str, str],
-        description="what ${NAME} in a task's env tables stands for; nothing of this machine's environment is read",
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

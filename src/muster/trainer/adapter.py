@@ -8,57 +8,16 @@ the weight's place in the model alone, so that a choice of targets does not chan
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from muster.trainer.config import AdapterConfig
 from muster.transport.adapter import A, B
 from muster.types import Floats
 
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
 _PEFT_PREFIX = "base_model.model."
-
-
-class AdapterConfig(BaseModel):
-    """Which matrices get an adapter, and how large it is.
-
-    Example: `AdapterConfig(rank=8, alpha=16, targets=("q_proj", "v_proj"))`
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    rank: int = Field(default=16, ge=1, description="inner dimension of the low-rank product")
-    alpha: float = Field(default=32.0, gt=0, description="the product is scaled by alpha / rank")
-    targets: tuple[str, ...] = Field(default=TARGETS, min_length=1, description="matrices of each layer, by name")
-    publish: Literal["adapter", "merged"] = Field(
-        default="adapter",
-        description="what travels: the low-rank matrices, merged where an engine runs; or the merged weights, for "
-        "engines that did not start from this base",
-    )
-
-    @field_validator("targets")
-    @classmethod
-    def _known(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
-        for target in targets:
-            if target not in TARGETS:
-                near = difflib.get_close_matches(target, TARGETS, n=1)
-                meant = f"did you mean {near[0]!r}? " if near else ""
-                raise ValueError(f"no matrix is called {target!r}; {meant}known: {', '.join(TARGETS)}")
-        if len(set(targets)) < len(targets):
-            raise ValueError(f"a target is named twice in {', '.join(targets)}; name each once")
-        return targets
-
-    @property
-    def scale(self) -> float:
-        return self.alpha / self.rank
-
-    def adapts(self, name: str) -> bool:
-        """name: of a parameter, as Hugging Face calls it."""
-        return name.endswith(".weight") and name.split(".")[-2] in self.targets
 
 
 def fresh(shapes: Mapping[str, tuple[int, ...]], config: AdapterConfig, seed: int) -> dict[str, Floats]:

@@ -14,29 +14,14 @@ segments it has. Equal rewards give exactly 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
+from muster.trainer.config import AdvantageConfig
 from muster.types import Batch, Floats, ReadyGroup
 
 EQUAL_REWARDS = 1e-6
 """Rewards closer than this are the same reward: a difference of rounding must not become an advantage."""
-
-
-class AdvantageConfig(BaseModel):
-    """Which baseline and which scale."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["grpo", "dr_grpo", "rloo"] = Field(default="grpo", description="group baseline and scale")
-    std_floor: float = Field(
-        default=0.05,
-        gt=0,
-        description="smallest standard deviation that grpo divides by; below it, a group's differences are "
-        "too small to be stretched to unit size",
-    )
 
 
 def advantages(rewards_G: Sequence[float], config: AdvantageConfig) -> Floats:

@@ -29,7 +29,8 @@ from muster.model.config import LlamaConfig
 from muster.model.files import whole_directory
 from muster.model.weights import copy_tokenizer, load, write_model
 from muster.model.weights import save as write_folder
-from muster.trainer.adapter import AdapterConfig, peft_config, peft_name
+from muster.trainer.adapter import peft_config, peft_name
+from muster.trainer.config import AdapterConfig
 from muster.trainer.learner import DTYPES, Learner
 from muster.trainer.masters import Masters, adapted
 

@@ -19,12 +19,21 @@ A sequence is a trajectory: all its trained tokens, over all its segments.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from muster.trainer.config import (
+    CorrectionConfig,
+    DivergenceLimit,
+    GeometricMask,
+    IcePop,
+    NoCorrection,
+    SequenceTIS,
+    TokenMask,
+    TokenTIS,
+)
 from muster.types import Bools, Floats, Ints
 
 Reals = npt.NDArray[np.floating[Any]]
@@ -32,86 +41,6 @@ Reals = npt.NDArray[np.floating[Any]]
 
 _LARGEST_LOG_RATIO = 20.0
 """exp(20) is 5e8: far outside any window, and finite in fp32."""
-
-
-class _Correction(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _Window(_Correction):
-    low: float
-    high: float
-
-    @model_validator(mode="after")
-    def _ordered(self) -> _Window:
-        if not 0 < self.low <= 1 <= self.high:
-            raise ValueError(f"the window must hold 1: 0 < low <= 1 <= high, found {self.low} and {self.high}")
-        return self
-
-
-class NoCorrection(_Correction):
-    """Trust the behaviour policy to be the current one. Refused by the run when a lag is possible."""
-
-    kind: Literal["none"] = "none"
-
-
-class TokenTIS(_Correction):
-    """Truncated importance sampling, per token."""
-
-    kind: Literal["token_tis"] = "token_tis"
-    cap: float = Field(default=2.0, ge=1, description="largest weight of a token; 1.5 to 5 are in use")
-
-
-class TokenMask(_Correction):
-    """Importance sampling that masks what it will not trust, per token."""
-
-    kind: Literal["token_mask"] = "token_mask"
-    cap: float = Field(default=2.0, ge=1, description="tokens with a larger ratio are masked")
-
-
-class IcePop(_Window):
-    """Masks tokens on both sides of a window."""
-
-    kind: Literal["icepop"] = "icepop"
-    low: float = Field(default=0.5, description="tokens with a smaller ratio are masked")
-    high: float = Field(default=2.0, description="tokens with a larger ratio are masked; 2 to 5 are in use")
-
-
-class SequenceTIS(_Correction):
-    """Truncated importance sampling with the product over the sequence."""
-
-    kind: Literal["sequence_tis"] = "sequence_tis"
-    cap: float = Field(default=3.0, ge=1, description="largest weight of a sequence; 2 to 10 are in use")
-
-
-class GeometricMask(_Window):
-    """Masks whole sequences by their geometric mean ratio; what stays is weighted as in token_tis."""
-
-    kind: Literal["geometric_mask"] = "geometric_mask"
-    low: float = Field(default=0.99, description="sequences with a smaller geometric mean ratio are masked")
-    high: float = Field(default=1.01, description="sequences with a larger one are masked")
-    cap: float = Field(default=2.0, ge=1, description="largest weight of a token")
-
-
-CorrectionConfig = Annotated[
-    NoCorrection | TokenTIS | TokenMask | IcePop | SequenceTIS | GeometricMask, Field(discriminator="kind")
-]
-
-
-class DivergenceLimit(BaseModel):
-    """What to do with a sequence that has moved too far, measured exactly, at train time.
-
-    A mean per token: a limit on the ratio of a whole sequence would refuse long ones for being long.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    max_k3: float = Field(default=0.5, gt=0, description="largest mean k3 of a sequence, in nats")
-    action: Literal["refill", "drop", "downweight"] = Field(
-        default="drop",
-        description="refill replaces its group before the step, if its tokens are stale, at the cost of a forward pass "
-        "over stale groups; drop masks the sequence; downweight scales it by max_k3 / k3",
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,65 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
 
+from muster.trainer.config import CISPO, GSPO, LossConfig
 from muster.trainer.correction import Reals, bounded, sequence_means
 from muster.types import Bools, Floats, Ints
-
-Aggregation = Literal["token_mean", "sequence_mean", "constant"]
-
-
-class _Loss(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    epsilon_low: float = Field(default=0.2, ge=0, description="clip below 1 - this")
-    epsilon_high: float = Field(default=0.2, ge=0, description="clip above 1 + this")
-    aggregation: Aggregation = Field(
-        default="token_mean",
-        description="token_mean: every token alike; sequence_mean: every trajectory alike; "
-        "constant: sum of tokens over trajectories * normalizer_tokens",
-    )
-    normalizer_tokens: int = Field(
-        default=1024, ge=1, description="divisor of aggregation 'constant': the token budget of a trajectory"
-    )
-
-
-class PPO(_Loss):
-    kind: Literal["ppo"] = "ppo"
-
-
-class GRPO(_Loss):
-    kind: Literal["grpo"] = "grpo"
-    aggregation: Aggregation = "sequence_mean"
-
-
-class DrGRPO(_Loss):
-    kind: Literal["dr_grpo"] = "dr_grpo"
-    aggregation: Aggregation = "constant"
-
-
-class DAPO(_Loss):
-    kind: Literal["dapo"] = "dapo"
-    epsilon_high: float = Field(default=0.28, ge=0, description="clip above 1 + this")
-
-
-class CISPO(_Loss):
-    kind: Literal["cispo"] = "cispo"
-    epsilon_high: float = Field(default=1.0, ge=0, description="weight of a token is at most 1 + this")
-
-
-class GSPO(_Loss):
-    kind: Literal["gspo"] = "gspo"
-    epsilon_low: float = Field(default=3e-4, ge=0, description="clip below 1 - this")
-    epsilon_high: float = Field(default=4e-4, ge=0, description="clip above 1 + this")
-    aggregation: Aggregation = "sequence_mean"
-
-
-LossConfig = Annotated[PPO | GRPO | DrGRPO | DAPO | CISPO | GSPO, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

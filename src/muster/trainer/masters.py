@@ -20,7 +20,8 @@ from torch import Tensor
 
 from muster.model.config import LlamaConfig
 from muster.model.weights import digest, load, parameter_shapes
-from muster.trainer.adapter import AdapterConfig, fresh
+from muster.trainer.adapter import fresh
+from muster.trainer.config import AdapterConfig
 from muster.transport.adapter import A, Adapter, B
 
 _BLOCK = {"cpu": 1 << 17, "cuda": 1 << 26}

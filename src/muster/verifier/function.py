@@ -25,10 +25,11 @@ from muster.sandbox.pool.pool import Lane, Pool
 from muster.sandbox.port import Sandbox, Snapshot
 from muster.types import Cause, Outcome, Task, Trajectory, Ungraded, Verdict
 from muster.verifier.attribution import Attempt, tampered
+from muster.verifier.config import VerifierConfig
 from muster.verifier.control import Controlled
 from muster.verifier.integrity import touched
 from muster.verifier.reward import Problem
-from muster.verifier.script import VerifierConfig, failed, for_verifier, tools_of
+from muster.verifier.script import failed, for_verifier, tools_of
 
 Score = Callable[[Trajectory, Sandbox], float | Awaitable[float | None] | None]
 

@@ -17,8 +17,6 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from muster.errors import ImageError, SandboxError, SandboxLost, SandboxStartError
 from muster.sandbox.files import read_inside
 from muster.sandbox.pool.pool import Lane, Lease, Pool
@@ -26,6 +24,7 @@ from muster.sandbox.port import Mount, Result, Service, Snapshot
 from muster.types import Cause, Outcome, Task, Trajectory, VerifierSpec
 from muster.verifier import artifacts
 from muster.verifier.attribution import Attempt, tampered
+from muster.verifier.config import VerifierConfig
 from muster.verifier.control import Controlled
 from muster.verifier.integrity import SYSTEM, touched
 from muster.verifier.reward import Problem, criteria, parse
@@ -33,26 +32,6 @@ from muster.verifier.reward import Problem, criteria, parse
 _SCRIPT = "/usr/bin/bash --noprofile --norc /tests/test.sh"
 # packages that an agent installed for its user must not load into the tests' interpreter
 _ENV = {"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-
-
-class VerifierConfig(BaseModel):
-    """How final states are graded."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    score: str | None = Field(
-        default=None,
-        description="a Python function, module:name, that scores instead of tests/test.sh: "
-        "score(trajectory, sandbox) -> float | None",
-    )
-    score_timeout_s: float = Field(default=60.0, gt=0, description="one call of the Python function")
-    success_reward: float = Field(default=1.0, description="a reward of at least this is a success")
-    control_ttl_s: float = Field(default=600.0, ge=0, description="how long a healthy control run is believed")
-    reward_cap_bytes: int = Field(default=65_536, ge=16, description="a larger reward file is refused")
-    evidence_chars: int = Field(default=1000, ge=0, description="of the script's output kept with the outcome")
-    scratch_dir: Path | None = Field(
-        default=None, description="where the directories mounted at /logs/verifier are made; None: the system's"
-    )
 
 
 class ScriptVerifier:

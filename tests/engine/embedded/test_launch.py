@@ -15,9 +15,9 @@ import pytest
 
 import tiny_llama as tiny
 from muster import clock
-from muster.engine.config import EmbeddedEngineConfig
+from muster.engine.config import EmbeddedEngineConfig, KeeperConfig
 from muster.engine.embedded.launch import launch
-from muster.engine.servers.keeper import KeeperConfig, keep
+from muster.engine.servers.keeper import keep
 from muster.errors import EngineError
 from muster.model import weights
 from muster.publish.config import CheckpointConfig

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from muster import clock
-from muster.engine.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig, RouterConfig
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.fleet.health import ReplicaState
-from muster.engine.fleet.router import RouterConfig
 from muster.engine.port import CachePolicy, InFlight
 from muster.engine.timing import EngineTiming
 from muster.errors import EngineError

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.engine.fleet.router import TOKENS_A_PLACE, Placed, Router, RouterConfig
+from muster.engine.config import RouterConfig
+from muster.engine.fleet.router import TOKENS_A_PLACE, Placed, Router
 
 HOLD_S = 10.0
 

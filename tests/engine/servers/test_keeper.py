@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import clock
-from muster.engine.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig, KeeperConfig
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.fleet.health import ReplicaState
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Replica
-from muster.engine.servers.keeper import KeeperConfig, KeptReplica, OnEnd, Patience, Silence, Start, keep
+from muster.engine.servers.keeper import KeptReplica, OnEnd, Patience, Silence, Start, keep
 from muster.engine.timing import EngineTiming
 from muster.errors import EngineError, ModelError
 from muster.lab.emulated.replica import EmulatedReplica

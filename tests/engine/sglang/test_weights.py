@@ -15,7 +15,8 @@ from muster.engine.port import CachePolicy, InFlight
 from muster.engine.sglang.replica import SglangReplica
 from muster.engine.sglang.wire import label_of
 from muster.errors import ConfigError, EngineError, PublicationError
-from muster.publish.publisher import Canary, Publisher, PublisherConfig
+from muster.publish.config import PublisherConfig
+from muster.publish.publisher import Canary, Publisher
 from muster.types import DeviceState, Publication
 
 pytestmark = pytest.mark.model

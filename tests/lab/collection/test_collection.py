@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from muster.engine.config import EmulatedEngineConfig
-from muster.engine.fleet.router import RouterConfig
+from muster.engine.config import EmulatedEngineConfig, RouterConfig
 from muster.journal import BatchRow, DropRow, GroupRow, LaunchRow, TrajectoryRow
 from muster.lab.collection.bounds import planned_bounds
 from muster.lab.collection.collection import (

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from lab.worlds import quiet
 from muster import clock
+from muster.engine.config import RouterConfig
 from muster.engine.fleet.fleet import Fleet
-from muster.engine.fleet.router import RouterConfig
 from muster.errors import EngineError
 from muster.journal import DropRow
 from muster.lab.collection.workload import Lognormal

@@ -21,9 +21,10 @@ from itertools import count
 import numpy as np
 
 from muster import clock
+from muster.engine.config import RouterConfig
 from muster.engine.fleet.health import ReplicaState
 from muster.engine.fleet.member import Member, is_refusal
-from muster.engine.fleet.router import Placed, Router, RouterConfig
+from muster.engine.fleet.router import Placed, Router
 from muster.engine.pieces import continued, ending, remaining
 from muster.engine.port import EngineStatistics, Replica, Scores
 from muster.errors import EngineError

@@ -19,15 +19,11 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
+from muster.engine.config import RouterConfig
 from muster.engine.fleet.learned import Growth, LearnedPace, PrefillRate
 from muster.engine.fleet.line import TurnQueue, Waiting
 from muster.engine.fleet.residents import Residents
-
-Policy = Literal["affinity", "round_robin", "least_loaded", "consistent_hash"]
 
 TOKENS_A_PLACE = 250
 """Each 250 tokens of context put a waiting session one place back, as if it had begun one session later: who has little
@@ -42,37 +38,6 @@ instead of the measured pace costs more than it gains: what is computed again sl
 
 UNKNOWN_PREFILL_PER_S = 10_000.0
 """Prompt tokens a second of a replica that has computed none yet."""
-
-
-class RouterConfig(BaseModel):
-    """How turns find replicas, and how long a call may take.
-
-    Example: `RouterConfig(policy="least_loaded")`
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    policy: Policy = Field(
-        default="affinity", description="affinity: sessions stay where their cache is, and wait for memory"
-    )
-    siblings_together: int = Field(
-        default=2,
-        ge=0,
-        description="a sibling goes where its group's prompt is while that replica has fewer sessions more than "
-        "another; siblings are alike, and a group of long ones in one place makes it hot",
-    )
-    admission: bool = Field(default=True, description="affinity: a session without cache waits until its context fits")
-    hold_s: float | None = Field(
-        default=None, ge=0, description="idle residents keep their room so long while others wait; None: M / P"
-    )
-    headroom: float = Field(
-        default=0.02, ge=0, lt=1, description="share of a replica's cache that is promised to nobody"
-    )
-    request_timeout_s: float = Field(default=1800.0, gt=0, description="deadline of one request at one replica")
-    probe_timeout_s: float = Field(default=10.0, gt=0, description="deadline of asking a replica how it is")
-    probe_every_s: float = Field(default=2.0, gt=0, description="how often a replica that does not serve is asked")
-    wait_s: float = Field(default=600.0, gt=0, description="how long a call waits while no replica serves")
-    attempts: int = Field(default=3, ge=1, description="tries of one call, on other replicas where there are any")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from muster import clock
+from muster.engine.config import KeeperConfig
 from muster.engine.pieces import Piece, pieces_of
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Replica, Scores, Staged
 from muster.errors import EngineError, MusterError
@@ -33,24 +32,6 @@ Start = Callable[[OnEnd], AbstractAsyncContextManager[Replica]]
 ends by itself. Raises a `MusterError` when it does not get ready."""
 
 _HOUR_S = 3600.0
-
-
-class KeeperConfig(BaseModel):
-    """When a server that ended is started again."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    restarts_per_hour: int = Field(
-        default=6, ge=0, description="of one replica; one that ends more often is given up. 0: never start one again"
-    )
-    first_delay_s: float = Field(default=1.0, ge=0, description="before a restart; doubles with each within an hour")
-    longest_delay_s: float = Field(default=60.0, ge=0, description="where the doubling ends")
-    wedged_s: float = Field(
-        default=300.0,
-        gt=0,
-        description="a server that runs and has not said for so long how it is, though it was asked, is ended and "
-        "started again; longer than any call that keeps it from answering, such as sglang's update of weights",
-    )
 
 
 class Patience:
@@ -188,7 +169,7 @@ async def keep(
     keepers: asyncio.TaskGroup,
     ours: bool = True,
     say: Callable[[str], None] = lambda words: None,
-) -> AsyncIterator[KeptReplica]:
+) -> AsyncGenerator[KeptReplica]:
     """A replica that serves, and is kept serving until the block ends.
 
     keepers: whoever uses the replica lives in it, so that an error of our own, which no restart mends, ends both at

@@ -22,9 +22,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from muster import clock
-from muster.engine.config import EmulatedEngineConfig
+from muster.engine.config import EmulatedEngineConfig, RouterConfig
 from muster.engine.fleet.fleet import Fleet
-from muster.engine.fleet.router import RouterConfig
 from muster.engine.port import EngineStatistics, Replica
 from muster.journal import Journal, SessionRow
 from muster.lab.collection.programs import Mishaps, PlannedAttempts, Texts, Verify
@@ -34,16 +33,17 @@ from muster.lab.emulated.presets import preset
 from muster.lab.emulated.replica import EmulatedReplica
 from muster.lab.fakes.trainer import FakeTrainer, FakeTrainerConfig
 from muster.metrics import Metrics
-from muster.orchestrator.config import SchedulerConfig
+from muster.orchestrator.config import LoopConfig, SchedulerConfig
 from muster.orchestrator.dispatch import Attempts, Dispatcher
 from muster.orchestrator.expectation import Expectation
-from muster.orchestrator.loops import LoopConfig, Orchestrator
+from muster.orchestrator.loops import Orchestrator
 from muster.orchestrator.parts import Parts
 from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import Standing
 from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus
-from muster.publish.publisher import Publisher, PublisherConfig
+from muster.publish.config import PublisherConfig
+from muster.publish.publisher import Publisher
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.pool.pool import Pool, PoolStatistics
 from muster.types import Evaluation, ImageSpec, Ints, Launch, Limits, Task, VerifierSpec, Version

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from muster.config import RunConfig
-from muster.engine.config import EmbeddedEngineConfig, EmulatedEngineConfig
-from muster.engine.fleet.router import RouterConfig
+from muster.engine.config import EmbeddedEngineConfig, EmulatedEngineConfig, RouterConfig
 from muster.engine.timing import EngineTiming
 from muster.errors import UserError
 from muster.lab.collection.collection import CollectionWorld, FleetWorld, SandboxWorld, TrainingWorld
@@ -24,9 +23,8 @@ from muster.lab.collection.workload import Lognormal, WorkloadConfig
 from muster.lab.plan.fit_engine import EngineFit
 from muster.lab.plan.fit_programs import Groups
 from muster.lab.plan.fit_sharing import Shares
-from muster.orchestrator.config import SchedulerConfig
-from muster.orchestrator.loops import LoopConfig
-from muster.publish.publisher import PublisherConfig
+from muster.orchestrator.config import LoopConfig, SchedulerConfig
+from muster.publish.config import PublisherConfig
 from muster.sandbox.config import SandboxConfig
 
 

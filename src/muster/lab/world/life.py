@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from muster.engine.config import RouterConfig
 from muster.engine.fleet.fleet import Fleet
-from muster.engine.fleet.router import RouterConfig
 from muster.engine.port import Engine, Replica
 from muster.journal import Journal
 from muster.lab.fakes.engine import FakeRates, FakeReplica
@@ -32,23 +32,26 @@ from muster.lab.world.mortal_journal import MortalJournal
 from muster.lab.world.scenario import Scenario
 from muster.lab.world.watched import WatchedAttempts, WatchedEngine, WatchedKeeps, WatchedTrainer
 from muster.metrics import Metrics
-from muster.orchestrator.config import SchedulerConfig
+from muster.orchestrator.config import LoopConfig, SchedulerConfig
 from muster.orchestrator.dispatch import Dispatcher
-from muster.orchestrator.loops import LoopConfig, Orchestrator
+from muster.orchestrator.loops import Orchestrator
 from muster.orchestrator.parts import Parts
 from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import Standing, standing
 from muster.orchestrator.status import PoolStatus
-from muster.publish.publisher import Publisher, PublisherConfig
-from muster.rollout.agent import Agent, AgentConfig
+from muster.publish.config import PublisherConfig
+from muster.publish.publisher import Publisher
+from muster.rollout.agent import Agent
 from muster.rollout.attempt import Rollout
+from muster.rollout.config import AgentConfig
 from muster.rollout.renderer import Renderer
-from muster.sandbox.config import SandboxConfig
-from muster.sandbox.deadlines import BoundedBackend, DeadlineConfig
+from muster.sandbox.config import DeadlineConfig, SandboxConfig
+from muster.sandbox.deadlines import BoundedBackend
 from muster.sandbox.pool.pool import Pool
 from muster.sandbox.port import Snapshot
-from muster.tasks.curriculum import Curriculum, CurriculumConfig
-from muster.trainer.correction import DivergenceLimit
+from muster.tasks.config import CurriculumConfig
+from muster.tasks.curriculum import Curriculum
+from muster.trainer.config import DivergenceLimit
 from muster.types import Evaluation, ImageSpec, Limits, Task, VerifierSpec
 from muster.verifier.reward import Problem
 

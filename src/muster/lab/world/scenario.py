@@ -17,15 +17,13 @@ from typing import Literal
 
 import numpy as np
 
-from muster.engine.fleet.router import Policy as RoutingPolicy
+from muster.engine.config import Policy as RoutingPolicy
 from muster.engine.port import CachePolicy, InFlight
 from muster.lab.collection.workload import Lognormal
 from muster.lab.world.chaos import Fault, stream
-from muster.orchestrator.concurrency import ConcurrencyConfig
-from muster.orchestrator.config import Surplus
+from muster.orchestrator.config import ConcurrencyConfig, ReuseConfig, Surplus
 from muster.orchestrator.line import Order
 from muster.orchestrator.ready_pool import BatchPolicy
-from muster.orchestrator.reuse import ReuseConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

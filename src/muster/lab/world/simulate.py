@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from muster import clock
-from muster.config import EvaluateConfig
 from muster.engine.port import Engine
 from muster.errors import UserError
 from muster.evaluate import Evaluator
@@ -29,6 +28,7 @@ from muster.lab.world.life import Evaluate
 from muster.lab.world.scenario import scenario
 from muster.lab.world.world import Lived, Violation, World
 from muster.observe.critical_path import batch_time
+from muster.orchestrator.config import EvaluateConfig
 from muster.orchestrator.dispatch import Dispatcher
 from muster.types import Task
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from muster import clock
-from muster.engine.config import EmulatedEngineConfig
-from muster.engine.fleet.router import Policy
+from muster.engine.config import EmulatedEngineConfig, Policy
 from muster.engine.timing import EngineTiming
 from muster.errors import UserError
 from muster.lab.bench.routing import real

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.engine.fleet.router import Policy, RouterConfig
+from muster.engine.config import Policy, RouterConfig
 from muster.lab.bench.routing import virtual
 from muster.lab.bench.routing.virtual import Routed
 from muster.lab.collection.collection import simulate

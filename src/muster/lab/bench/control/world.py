@@ -28,23 +28,26 @@ from muster.lab.fakes.trainer import FakeTrainer, FakeTrainerConfig
 from muster.lab.world.actor import DONE_FILE, STOP, CharTokenizer
 from muster.lab.world.chaos import stream
 from muster.metrics import Metrics
-from muster.orchestrator.config import SchedulerConfig
+from muster.orchestrator.config import LoopConfig, SchedulerConfig
 from muster.orchestrator.dispatch import Dispatcher
-from muster.orchestrator.loops import LoopConfig, Orchestrator
+from muster.orchestrator.loops import Orchestrator
 from muster.orchestrator.parts import Parts
 from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import Standing
 from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus, RunStatus
-from muster.publish.publisher import Publisher, PublisherConfig
-from muster.rollout.agent import Agent, AgentConfig
+from muster.publish.config import PublisherConfig
+from muster.publish.publisher import Publisher
+from muster.rollout.agent import Agent
 from muster.rollout.attempt import Rollout
+from muster.rollout.config import AgentConfig
 from muster.rollout.renderer import Renderer
-from muster.sandbox.config import SandboxConfig
-from muster.sandbox.deadlines import BoundedBackend, DeadlineConfig
+from muster.sandbox.config import DeadlineConfig, SandboxConfig
+from muster.sandbox.deadlines import BoundedBackend
 from muster.sandbox.pool.pool import Lane, Pool
 from muster.sandbox.port import Snapshot
-from muster.tasks.curriculum import Curriculum, CurriculumConfig
+from muster.tasks.config import CurriculumConfig
+from muster.tasks.curriculum import Curriculum
 from muster.types import Evaluation, ImageSpec, Ints, Limits, Outcome, Session, Task, Trajectory, VerifierSpec, Version
 from muster.verifier.attribution import grade
 

@@ -18,7 +18,8 @@ from muster.engine.config import EngineConfig
 from muster.engine.launching import launch
 from muster.engine.port import Replica
 from muster.lab.bench.publish.load import TokenMeter, under_load
-from muster.publish.publisher import Canary, Publisher, PublisherConfig
+from muster.publish.config import PublisherConfig
+from muster.publish.publisher import Canary, Publisher
 from muster.publish.transports import Exporter
 from muster.trainer.config import TrainerConfig
 from muster.trainer.process import ProcessTrainer

@@ -32,11 +32,9 @@ from muster.lab.bench.servers import server_config
 from muster.lab.result import BenchResult, Target, Value
 from muster.model.config import LlamaConfig
 from muster.model.weights import parameter_shapes, resolve
-from muster.publish.config import CheckpointConfig, DirectConfig, MemoryConfig, TransportConfig
-from muster.publish.publisher import PublisherConfig
+from muster.publish.config import CheckpointConfig, DirectConfig, MemoryConfig, PublisherConfig, TransportConfig
 from muster.publish.transports import exporter_for
-from muster.trainer.adapter import AdapterConfig
-from muster.trainer.config import TrainerConfig
+from muster.trainer.config import AdapterConfig, TrainerConfig
 from muster.types import Ints
 
 TEMPERATURE = 1.0

@@ -21,9 +21,8 @@ from statistics import median
 import numpy as np
 
 from muster import clock
-from muster.engine.config import EngineConfig, VllmConfig
+from muster.engine.config import EngineConfig, Policy, RouterConfig, VllmConfig
 from muster.engine.fleet.fleet import Fleet
-from muster.engine.fleet.router import Policy, RouterConfig
 from muster.engine.launching import launch
 from muster.engine.port import EngineStatistics, Replica
 from muster.lab.bench.routing.virtual import HIT_OF_BEST, OURS, POLICIES

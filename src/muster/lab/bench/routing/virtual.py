@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from muster import clock
-from muster.engine.fleet.router import Policy, Router, RouterConfig
+from muster.engine.config import Policy, RouterConfig
+from muster.engine.fleet.router import Router
 from muster.journal import BatchRow
 from muster.lab.collection.collection import (
     Collected,

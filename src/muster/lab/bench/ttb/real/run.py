@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,15 +26,18 @@ from muster.lab.collection.collection import CollectionWorld, NumberedTasks, kno
 from muster.lab.collection.timed_sandbox import share
 from muster.orchestrator.loops import Orchestrator
 from muster.orchestrator.resume import Standing
-from muster.rollout.agent import Agent, AgentConfig
+from muster.rollout.agent import Agent
 from muster.rollout.attempt import Rollout
+from muster.rollout.config import AgentConfig
 from muster.rollout.renderer import Renderer
 from muster.rollout.spans import SpanRecorder
-from muster.sandbox.deadlines import BoundedBackend, DeadlineConfig
+from muster.sandbox.config import DeadlineConfig
+from muster.sandbox.deadlines import BoundedBackend
 from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.sandbox.pool.pool import Pool
 from muster.types import Launch, Trajectory
-from muster.verifier.script import ScriptVerifier, VerifierConfig
+from muster.verifier.config import VerifierConfig
+from muster.verifier.script import ScriptVerifier
 
 COMMAND_SLACK_S = 30.0
 _NO_LIMIT = 1 << 40
@@ -153,7 +156,7 @@ def _agent(groups: Groups) -> AgentConfig:
 
 
 @contextlib.asynccontextmanager
-async def _pool(world: CollectionWorld, seed: int, place: RealSetup) -> AsyncIterator[Pool]:
+async def _pool(world: CollectionWorld, seed: int, place: RealSetup) -> AsyncGenerator[Pool]:
     sandboxes = world.sandboxes
     own = {"state_dir": place.root / "sandboxes", "output_cap_bytes": _OUTPUT_BYTES}
     config = pool_config(sandboxes).model_copy(update=own)
