@@ -19,7 +19,7 @@ def engine_emulate(
     preset: Annotated[str, typer.Option(help="A built-in preset, or a file as calibrate writes it.")] = "h100-llama-8b",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     host: Annotated[str, typer.Option(help="Beyond loopback a token in MUSTER_ENGINE_TOKEN is needed.")] = "127.0.0.1",
-    name: Annotated[str, typer.Option(help="The replica's and the model's name.")] = "emulated",
+    name: Annotated[str, typer.Option(help="The replica's name.")] = "emulated",
 ) -> None:
     """Serve a timing model of an inference server over HTTP, in wall time, until interrupted."""
     from muster.lab.emulated.presets import preset as read_preset

@@ -5,7 +5,7 @@ prefix cache, cache pressure, preemption, pauses, versions per token); what a to
 and on the loop's own clock: a virtual hour of serving costs one timer for every change of the batch.
 
     port call ─► replica ─┐                ┌─ batch ─┬─ radix      which prompt tokens are cached
-    HTTP ─► serve, chat ──┴► engine ─► core ┤         └─ decoding   thousands of steps as one stride
+    HTTP ─► serve ────────┴► engine ─► core ┤         └─ decoding   thousands of steps as one stride
                              one timer      ├─ stride ─── timing    seconds of a step from its work
                                             └─ replies              what a request is answered
 

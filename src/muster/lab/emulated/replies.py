@@ -19,7 +19,7 @@ from muster.types import Floats, Ints, Session, Version
 Policy = Callable[[Ints, Session, Version], Sequence[int] | Ints]
 """(prompt, session, version at the start) -> the reply's token ids; cut at a stop token or where the room ends."""
 
-FIRST_ID = 3
+_FIRST_ID = 3
 """Made-up token ids start here: lower ones are special tokens of most vocabularies."""
 
 _U64 = npt.NDArray[np.uint64]
@@ -35,8 +35,8 @@ def made_up(prompt: Ints, count: int, vocabulary: int, *, salt: str = "") -> Int
     """`count` token ids, a fixed function of prompt and salt: what a request says when nobody wrote a policy."""
     before = max(0, len(prompt) - WINDOW)
     start = _digests(prompt[before:], len(prompt) - before - 1, before)[0] ^ _text(salt)
-    ids = _mixed(start + np.arange(1, count + 1, dtype=np.uint64) * _ODD) % np.uint64(vocabulary - FIRST_ID)
-    return ids.astype(np.int32) + np.int32(FIRST_ID)
+    ids = _mixed(start + np.arange(1, count + 1, dtype=np.uint64) * _ODD) % np.uint64(vocabulary - _FIRST_ID)
+    return ids.astype(np.int32) + np.int32(_FIRST_ID)
 
 
 def logprobs_of(tokens: Ints, version: Version, temperature: float, *, start: int = 0, position: int = 0) -> Floats:

@@ -1,4 +1,4 @@
-"""An emulated engine behind HTTP, in wall time: the dialect of `wire`, and the chat dialect on made-up text.
+"""An emulated engine behind HTTP, in wall time: in the dialect of `wire`.
 
     emulate(preset)    ─► serving(engine) ─► address ─► until interrupted
     calibrate_url(url) ─► calibrate over HTTP ─► a preset in TOML
@@ -25,7 +25,6 @@ from muster.engine.http.server import application
 from muster.engine.http.wire import TOKEN_VARIABLE
 from muster.errors import UserError
 from muster.lab.emulated.calibrate import Calibration, calibrate
-from muster.lab.emulated.chat import add_chat
 from muster.lab.emulated.engine import EmulatedEngine
 from muster.lab.emulated.presets import to_toml
 from muster.lab.emulated.replica import INITIAL
@@ -51,9 +50,7 @@ async def serving(
     engine: EmulatedEngine, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None
 ) -> AsyncIterator[str]:
     """Serve `engine` and yield the address. port: 0 takes a free one. Raises `UserError` when it cannot listen."""
-    app = application(engine, token)
-    add_chat(app, engine)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(application(engine, token), handler_cancellation=True, access_log=None)
     await runner.setup()
     try:
         try:
