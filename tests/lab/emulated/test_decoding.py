@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.emulated.books import prompt
+from muster.engine.phases import RequestTime
 from muster.lab.emulated.decoding import Decoding
 from muster.lab.emulated.request import EmulatedRequest
 from muster.types import Sampling, Session
@@ -16,7 +17,9 @@ Lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(2, 30)), min_size=1
 
 
 def request(name: str, length: int, reply: int) -> EmulatedRequest:
-    made = EmulatedRequest(name, prompt(length), Sampling(), Session(id=name), lambda completion: None, 0.0)
+    made = EmulatedRequest(
+        name, prompt(length), Sampling(), Session(id=name), lambda completion: None, RequestTime(0.0)
+    )
     made.reply, made.made = prompt(reply, 1), 1
     return made
 

@@ -26,9 +26,10 @@ from muster.engine.embedded.decoder import Decoder
 from muster.engine.embedded.kv_store import KVStore
 from muster.engine.embedded.packed_weights import PackedWeights
 from muster.engine.embedded.prefix_cache import PrefixCache, distinct_tokens
-from muster.engine.embedded.request import Finish, Phase, Request
+from muster.engine.embedded.request import Request
 from muster.engine.embedded.sampling import sample
 from muster.engine.embedded.step_plan import Feed, plan
+from muster.engine.phases import Finish, Phase, RequestTime
 from muster.engine.pieces import after
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores
 from muster.engine.timeline import Timeline
@@ -86,11 +87,10 @@ class BatchingEngine:
         self._check(tokens)
         if request_id in self._done:
             raise UserError(f"request_id {request_id!r} is in use")
-        now = clock.now()
         rng = self._rng.spawn(1)[0] if sampling.seed is None else np.random.default_rng(sampling.seed)
-        request = Request.of(request_id, tokens, sampling, session, max_len=self.config.max_model_len, rng=rng, now=now)
-        if self._paused is not None:
-            request.resumes_as, request.phase = Phase.QUEUED, Phase.PAUSED
+        time = RequestTime(clock.now(), Phase.QUEUED if self._paused is None else Phase.PAUSED)
+        longest = self.config.max_model_len
+        request = Request.of(request_id, tokens, sampling, session, max_len=longest, rng=rng, time=time)
         self._done[request_id] = done
         self._waiting.append(request)
 
@@ -172,7 +172,7 @@ class BatchingEngine:
         self._paused = None
         now = clock.now()
         for request in [*self._running, *self._waiting]:
-            request.enter(request.resumes_as, now)
+            request.time.resume(now)
         self._timeline.enter(DeviceState.IDLE, now)
 
     def holds(self, version: Version) -> bool:
@@ -252,7 +252,7 @@ class BatchingEngine:
             self._counters.cached_tokens += placement.cached
         recompute = request.recomputes_to > placement.cached
         self._counters.recomputed_tokens += max(0, request.recomputes_to - placement.cached)
-        request.enter(Phase.RECOMPUTE if recompute else Phase.PREFILL, clock.now())
+        request.time.enter(Phase.RECOMPUTE if recompute else Phase.PREFILL, clock.now())
         self._running.append(request)
         return True
 
@@ -261,8 +261,8 @@ class BatchingEngine:
         room = self.config.prefill_chunk_tokens
         feeds: list[tuple[Request, Feed]] = []
         for request in self._running:
-            size = request.pending if request.phase is Phase.DECODE else min(request.pending, room)
-            if request.phase is not Phase.DECODE:
+            size = request.pending if request.time.phase is Phase.DECODE else min(request.pending, room)
+            if request.time.phase is not Phase.DECODE:
                 room -= size
             if size:
                 assert request.slot is not None
@@ -293,8 +293,8 @@ class BatchingEngine:
             token, logprob = next(sampled)
             finish = request.append(token, logprob, self.version.number)
             self._counters.generated_tokens += 1
-            if request.phase is not Phase.DECODE:
-                request.enter(Phase.DECODE, now)
+            if request.time.phase is not Phase.DECODE:
+                request.time.enter(Phase.DECODE, now)
             assert request.slot is not None
             self._cache.grow(request.slot, token)
             if finish is not None:
@@ -306,7 +306,7 @@ class BatchingEngine:
         total = sum(len(feed.tokens) for _, feed in feeds)
         at = started
         for phase in (Phase.PREFILL, Phase.RECOMPUTE, Phase.DECODE):
-            tokens = sum(len(feed.tokens) for request, feed in feeds if request.phase is phase)
+            tokens = sum(len(feed.tokens) for request, feed in feeds if request.time.phase is phase)
             if tokens:
                 self._timeline.enter(DeviceState(phase.value), at)
                 at += spent_s * tokens / total
@@ -323,8 +323,7 @@ class BatchingEngine:
         now = clock.now()
         self._timeline.enter(DeviceState.PUBLISH_PAUSE, now)
         for request in [*self._running, *self._waiting]:
-            request.resumes_as = request.phase
-            request.enter(Phase.PAUSED, now)
+            request.time.pause(now)
         waiting, self._drained = self._drained, []
         for effective in waiting:
             effective(pause)
@@ -334,9 +333,7 @@ class BatchingEngine:
         request.recomputes_to = max(request.recomputes_to, request.slot.filled)
         self._cache.release(request.slot, keep=False)
         request.slot = None
-        request.resumes_as = Phase.RECOMPUTE if self._paused else request.resumes_as
-        if self._paused is None:
-            request.enter(Phase.RECOMPUTE, clock.now())
+        request.time.lose(clock.now())
 
     def _end(self, request: Request, finish: Finish) -> None:
         if request.slot is not None:
@@ -344,7 +341,7 @@ class BatchingEngine:
             self._running.remove(request)
         else:
             self._waiting.remove(request)
-        request.enter(request.phase, clock.now())
+        request.time.end(clock.now())
         if self._pausing is InFlight.FINISH:
             self._finished_since_pause += 1
         self._done.pop(request.id)(request.completion(finish, self.name))

@@ -1,31 +1,14 @@
-"""One request inside the engine, and where its time goes.
-
-Law: at each instant from arrival to end a request is in exactly one phase, so its `*_s` add up to its life.
-
-    QUEUED ─► PREFILL ─► DECODE ─► ended          RECOMPUTE: its cache was lost with its weights
-       └─────── PAUSED ◄──► any ───┘
-"""
+"""One request inside the engine: its tokens, and what it has sampled."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Literal
 
 import numpy as np
 
 from muster.engine.embedded.prefix_cache import Slot
+from muster.engine.phases import Finish, RequestTime
 from muster.types import Completion, Ints, Sampling, Session
-
-Finish = Literal["stop", "length", "abort"]
-
-
-class Phase(StrEnum):
-    QUEUED = "queued"  # not computing yet
-    PREFILL = "prefill"  # its prompt is being computed
-    RECOMPUTE = "recompute"  # what was computed under old weights is computed again
-    DECODE = "decode"  # one token a step
-    PAUSED = "paused"  # the engine is paused for new weights
 
 
 @dataclass(slots=True, eq=False)
@@ -39,28 +22,25 @@ class Request:
     prompt_len: int
     length: int
     rng: np.random.Generator
-    since: float  # when the current phase began
-    phase: Phase = Phase.QUEUED
-    resumes_as: Phase = Phase.QUEUED  # the phase that a pause interrupted
+    time: RequestTime
     slot: Slot | None = None
     cached_tokens: int = 0
     started: bool = False  # was ever given a slot
     recomputes_to: int = 0  # tokens up to here were computed before, under other weights
     logprobs: list[float] = field(default_factory=list[float])
     versions: list[int] = field(default_factory=list[int])
-    spent_s: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
 
     @classmethod
     def of(
         cls, request_id: str, tokens: Ints, sampling: Sampling, session: Session, *, max_len: int,
-        rng: np.random.Generator, now: float,
+        rng: np.random.Generator, time: RequestTime,
     ) -> Request:  # fmt: skip
         """A new request. Its room ends at `max_len` or at its own `max_tokens`."""
         room = np.zeros(min(max_len, len(tokens) + sampling.max_tokens), dtype=np.int32)
         room[: len(tokens)] = tokens
         return cls(
             id=request_id, session=session, sampling=sampling, tokens_C=room, prompt_len=len(tokens),
-            length=len(tokens), rng=rng, since=now,
+            length=len(tokens), rng=rng, time=time,
         )  # fmt: skip
 
     @property
@@ -71,10 +51,6 @@ class Request:
     def pending(self) -> int:
         """Tokens to feed before the next one can be sampled; 0 without a slot."""
         return self.length - self.slot.filled if self.slot else 0
-
-    def enter(self, phase: Phase, now: float) -> None:
-        self.spent_s[self.phase] += max(0.0, now - self.since)
-        self.phase, self.since = phase, now
 
     def append(self, token: int, logprob: float, version: int) -> Finish | None:
         """Take a sampled token; the reason if it was the last."""
@@ -93,10 +69,6 @@ class Request:
             versions_T=np.array(self.versions, dtype=np.int32),
             finish=finish,
             cached_tokens=self.cached_tokens,
-            queue_s=self.spent_s[Phase.QUEUED],
-            prefill_s=self.spent_s[Phase.PREFILL],
-            recompute_s=self.spent_s[Phase.RECOMPUTE],
-            decode_s=self.spent_s[Phase.DECODE],
-            paused_s=self.spent_s[Phase.PAUSED],
             replica=replica,
+            **self.time.seconds(),
         )

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from muster.engine.config import EmulatedEngineConfig
-from muster.engine.embedded.request import Finish, Phase
+from muster.engine.phases import Finish, Phase, RequestTime
 from muster.engine.pieces import after
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause
 from muster.engine.timeline import Timeline
@@ -84,9 +84,8 @@ class EmulatedCore:
     ) -> None:
         """Queue a checked request; `done` is called once, from `finish`, `abort` or `pause`."""
         assert request_id not in self._live, "whoever submits keeps the ids apart"
-        request = Request(request_id, tokens, sampling, session, done, arrived)
-        if self._paused is not None:
-            request.phase = Phase.PAUSED
+        time = RequestTime(arrived, Phase.QUEUED if self._paused is None else Phase.PAUSED)
+        request = Request(request_id, tokens, sampling, session, done, time)
         self._live[request_id] = request
         self._waiting.append(request)
 
@@ -173,7 +172,7 @@ class EmulatedCore:
             return
         self._paused = None
         for request in self._live.values():
-            request.enter(request.resumes_as, self.now)
+            request.time.resume(self.now)
         self._timeline.enter(DeviceState.IDLE, self.now)
 
     def holds(self, version: Version) -> bool:
@@ -307,7 +306,7 @@ class EmulatedCore:
             self._counters.cached_tokens += cached
         recomputed = max(0, request.recomputes_to - cached)
         self._counters.recomputed_tokens += recomputed
-        request.enter(Phase.RECOMPUTE if recomputed else Phase.PREFILL, self.now)
+        request.time.enter(Phase.RECOMPUTE if recomputed else Phase.PREFILL, self.now)
 
     def _answer(self, request: Request) -> None:
         """Ask the policy for the reply, and cut it."""
@@ -334,7 +333,7 @@ class EmulatedCore:
         if request.made + says < len(request.reply):
             request.made += says
             self._batch.join(request)
-            request.enter(Phase.DECODE, self.now)
+            request.time.enter(Phase.DECODE, self.now)
         else:  # an empty reply, or its last token
             self._batch.vacate(request, keep=True)
             request.made += says
@@ -359,10 +358,7 @@ class EmulatedCore:
         computed = self._batch.vacate(request, keep=keep)
         self._wake_followers(request)
         request.recomputes_to = max(request.recomputes_to, computed)
-        if self._paused is None:
-            request.enter(Phase.RECOMPUTE, self.now)
-        else:
-            request.resumes_as = Phase.RECOMPUTE
+        request.time.lose(self.now)
         self._waiting.appendleft(request)
 
     def _wake_followers(self, request: Request) -> None:
@@ -375,7 +371,7 @@ class EmulatedCore:
             self._batch.vacate(request, keep=True)
         self._wake_followers(request)
         request.ended = True
-        request.enter(request.phase, self.now)
+        request.time.end(self.now)
         del self._live[request.id]
         if self._pausing is InFlight.FINISH:
             self._finished_since_pause += 1
@@ -393,8 +389,7 @@ class EmulatedCore:
         self._paused = pause
         self._timeline.enter(DeviceState.PUBLISH_PAUSE, self.now)
         for request in self._live.values():
-            request.resumes_as = request.phase
-            request.enter(Phase.PAUSED, self.now)
+            request.time.pause(self.now)
         drained, self._drained = self._drained, []
         for effective in drained:
             effective(pause)

@@ -1,10 +1,6 @@
-"""One request inside the emulated engine: what it asked, what it will say, and where its time goes.
+"""One request inside the emulated engine: what it asked, and what it will say.
 
-Law: at each instant from arrival to end it is in exactly one phase, so its `*_s` add up to its life. The reply is
-known when it is first admitted; `made` tokens of it exist.
-
-    QUEUED ─► PREFILL ─► DECODE ─► ended      RECOMPUTE: preempted for memory, or its cache was lost with its weights
-       └─────── PAUSED ◄──► any ───┘
+Law: the reply is known when it is first admitted; `made` tokens of it exist.
 """
 
 from __future__ import annotations
@@ -14,13 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from muster.engine.embedded.request import Finish, Phase
+from muster.engine.phases import Finish, RequestTime
 from muster.lab.emulated.radix import Node
 from muster.lab.emulated.replies import WINDOW, logprobs_of
 from muster.types import Completion, Floats, Ints, Sampling, Session, Version
 
 Done = Callable[[Completion], None]
-_NOTHING_SPENT = dict.fromkeys(Phase, 0.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -32,11 +27,9 @@ class EmulatedRequest:
     sampling: Sampling
     session: Session
     done: Done
-    since: float  # when the current phase began
+    time: RequestTime
     reply: Ints | None = None
     finish: Finish = "length"
-    phase: Phase = Phase.QUEUED
-    resumes_as: Phase = Phase.QUEUED  # the phase that a pause interrupted
     made: int = 0
     cached_tokens: int = 0
     ended: bool = False
@@ -48,7 +41,6 @@ class EmulatedRequest:
     recomputes_to: int = 0  # tokens up to here were computed before
     marks: list[tuple[int, Version]] = field(default_factory=list[tuple[int, Version]])  # (first token, its version)
     followers: list[EmulatedRequest] = field(default_factory=list["EmulatedRequest"])  # wait for its prompt
-    spent_s: dict[Phase, float] = field(default_factory=_NOTHING_SPENT.copy)
 
     @property
     def decoding(self) -> bool:
@@ -72,10 +64,6 @@ class EmulatedRequest:
             return self.reply[start - size : end - size]
         return np.concatenate([self.prompt[start:], self.reply[: end - size]])
 
-    def enter(self, phase: Phase, now: float) -> None:
-        self.spent_s[self.phase] += max(0.0, now - self.since)
-        self.phase, self.since = phase, now
-
     def mark(self, version: Version) -> None:
         """Tokens from here on are sampled by `version`."""
         self.marks.append((self.made, version))
@@ -94,12 +82,8 @@ class EmulatedRequest:
             versions_T=np.concatenate(versions) if versions else np.zeros(0, np.int32),
             finish=finish,
             cached_tokens=self.cached_tokens,
-            queue_s=self.spent_s[Phase.QUEUED],
-            prefill_s=self.spent_s[Phase.PREFILL],
-            recompute_s=self.spent_s[Phase.RECOMPUTE],
-            decode_s=self.spent_s[Phase.DECODE],
-            paused_s=self.spent_s[Phase.PAUSED],
             replica=replica,
+            **self.time.seconds(),
         )
 
     def _logprobs(self, start: int, end: int, version: Version) -> Floats:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from muster.engine.embedded.request import Phase
+from muster.engine.phases import Phase
 from muster.engine.timing import EPSILON_S, EngineTiming, pairs_of
 from muster.lab.emulated.batch import Chunk
 from muster.types import DeviceState
@@ -72,7 +72,7 @@ class Stride:
         decode_s = self.timing.decode_s(1, self.rows, self.context) if self.rows else 0.0
         prompts_s = self.due - self.start - decode_s
         total = sum(size for _, size in self.chunks)
-        again = sum(size for request, size in self.chunks if request.phase is Phase.RECOMPUTE)
+        again = sum(size for request, size in self.chunks if request.time.phase is Phase.RECOMPUTE)
         shares_s = {
             DeviceState.DECODE: decode_s,
             DeviceState.PREFILL: prompts_s * (total - again) / total,
