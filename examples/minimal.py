@@ -36,7 +36,7 @@ from muster.trainer.process import ProcessTrainer
 from muster.types import Batch, Graded, Launch, ReadyGroup, Task
 from muster.verifier.config import VerifierConfig
 from muster.verifier.script import ScriptVerifier
-from muster_suites.starter.generate import generate
+from muster_suites.write import generate
 
 GROUPS, SIBLINGS, TEMPERATURE = 4, 8, 0.7
 

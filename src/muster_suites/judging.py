@@ -31,7 +31,8 @@ def check_source() -> str:
 def judged_by(*checks: dict[str, Any]) -> dict[str, File]:
     """The files of `tests/` for these checks. Example: `judged_by({"check": "absent", "paths": ["/app/a"]})`"""
     expected = json.dumps(checks, indent=1, sort_keys=True)
-    return {"check.py": File(content=check_source()), "expected.json": File(content=f"{expected}\n")}
+    texts = {"check.py": check_source(), "expected.json": f"{expected}\n"}
+    return {name: File(content=text, mode=0o600) for name, text in texts.items()}
 
 
 def tree(root: str, files: dict[str, Any], *, exact: bool = True, ignore: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from muster.errors import TaskError, UserError
 from muster.sandbox.config import MIB, SandboxConfig
 from muster.tasks.audit_record import AuditRecord, Flaw, TaskAudit, read
 from muster.verifier.audit.battery import battery, chosen
-from muster_suites.starter.generate import generate
+from muster_suites.write import generate
 from tasks.task_directory import write_task
 
 UNSOUND = Path(__file__).parents[2] / "examples/tasks/unsound"

@@ -41,7 +41,7 @@ from muster.verifier.config import VerifierConfig
 from muster.verifier.function import FunctionVerifier
 from muster.verifier.port import Verifier
 from muster.verifier.script import ScriptVerifier
-from muster_suites.starter import generate
+from muster_suites.write import generate
 from rollout.tokens import STOP, CharTokenizer
 
 pytestmark = pytest.mark.sandbox

@@ -15,7 +15,7 @@ from muster.types import Outcome, Task
 from muster.verifier.config import VerifierConfig
 from muster.verifier.script import ScriptVerifier
 from muster_suites.frame import Family, Instance
-from muster_suites.starter.words import Split
+from muster_suites.words import Split
 from muster_suites.write import instances, write_task
 
 

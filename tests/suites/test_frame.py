@@ -14,13 +14,12 @@ import pytest
 
 from muster.errors import TaskError
 from muster.tasks.harbor import load_directory, load_task
-from muster_suites import starter
 from muster_suites.archives import gzip_file, tar_file, zip_file
 from muster_suites.catalogue import SUITES
 from muster_suites.frame import Draw, Family, Instance
 from muster_suites.repo.history import History
 from muster_suites.repo.subjects import SUBJECTS, Subject, answer
-from muster_suites.starter.words import HELDOUT, TRAIN
+from muster_suites.words import HELDOUT, TRAIN
 from muster_suites.write import generate, instances
 from suites.grading import draw, several
 
@@ -101,7 +100,7 @@ def test_every_task_loads_and_says_what_it_is(tmp_path: Path) -> None:
 
 def test_without_a_suite_it_is_the_starter_suite_with_the_same_bytes(tmp_path: Path) -> None:
     ours = generate(tmp_path / "a", suites=("starter",), seed=4, per_family=1, split="train")
-    theirs = starter.generate(tmp_path / "b", seed=4, per_family=1, split="train")
+    theirs = generate(tmp_path / "b", seed=4, per_family=1, split="train")
     assert [load_task(task).digest for task in ours] == [load_task(task).digest for task in theirs]
 
 

@@ -13,7 +13,7 @@ from muster.tasks.harbor import load_task
 from muster.tasks.quarantine import record_of, sift
 from muster.tasks.suite import load_suites
 from muster.types import Cause, Verdict
-from muster_suites.starter import generate
+from muster_suites.write import generate
 from tasks.task_directory import write_task
 
 

@@ -3,7 +3,7 @@ import pytest
 from muster.errors import TaskError
 from muster.tasks.config import SuiteConfig
 from muster.tasks.suite import load_suites
-from muster_suites.starter import generate
+from muster_suites.write import generate
 from tasks.task_directory import write_task
 
 

@@ -24,7 +24,7 @@ from muster.rollout.replay import Replay, Replayer
 from muster.rollout.sameness import Sameness
 from muster.tasks.suite import load_suites
 from muster.types import Graded, Outcome, Task, Trajectory
-from muster_suites.starter import generate
+from muster_suites.write import generate
 
 SHOWN_LINES = 12  # of an observation that differs
 

@@ -60,7 +60,7 @@ from muster.trainer.checkpoint import as_model
 from muster.trainer.process import ProcessTrainer
 from muster.types import Evaluation
 from muster.verifier.function import source_digest
-from muster_suites.starter import generate
+from muster_suites.write import generate
 
 
 def train(

@@ -3,7 +3,7 @@
     STARTER_PROMPT     few-shot, for a model too small to follow a description of the protocol
     ZERO_SHOT_PROMPT   the protocol in words, for chat models
 
-Law: shots use the words of `muster_suites.starter.words.SHOTS` alone, so that none of them is a generated task. Every
+Law: shots use the words of `muster_suites.words.SHOTS` alone, so that none of them is a generated task. Every
 group pays for these tokens: keep them few. The protocol itself is `rollout.actions.Fenced`.
 
 The shots were chosen by measurement. The starter model copies the nearest shot, so each shows another command;

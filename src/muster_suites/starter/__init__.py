@@ -1,6 +1,11 @@
 """The starter suite: small terminal tasks, generated from a seed, that a 135M model can begin to solve."""
 
-from muster_suites.starter.family import Family, Instance, verifier_script
-from muster_suites.starter.generate import FAMILIES, generate, instances
+from __future__ import annotations
 
-__all__ = ["FAMILIES", "Family", "Instance", "generate", "instances", "verifier_script"]
+from typing import Final
+
+from muster_suites.frame import Family
+from muster_suites.starter.one_command import ONE_COMMAND
+from muster_suites.starter.relayed import RELAYED
+
+STARTER: Final[tuple[Family, ...]] = ONE_COMMAND + RELAYED
