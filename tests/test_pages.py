@@ -11,7 +11,7 @@ import pytest
 from muster.config import RunConfig, key_paths, load, validate
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "docs/design.md", "docs/audit.md")
+PAGES = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "docs/design.md", "docs/how-to/audit.md")
 
 
 def code(page: str) -> list[str]:

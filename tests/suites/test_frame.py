@@ -153,7 +153,7 @@ def test_a_family_that_runs_out_of_instances_says_so() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_the_documentation_says_what_the_difficulties_mean(family: Family) -> None:
-    page = Path(__file__).parents[2] / "docs" / "suites.md"
+    page = Path(__file__).parents[2] / "docs/reference/suites.md"
     assert f"| `{family.name}` | {' | '.join(family.levels)} |" in page.read_text(encoding="utf-8")
 
 

@@ -51,7 +51,7 @@ def test_an_instruction_reaches_the_exploit_as_data() -> None:
 
 
 def test_the_page_lists_the_whole_battery() -> None:
-    page = (Path(__file__).parents[2] / "docs/audit.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/how-to/audit.md").read_text("utf-8")
     rows = [line for line in page.partition("## The battery")[2].splitlines() if line.startswith("| `")]
     assert rows == [f"| `{e.name}` | {e.kind} | {e.what} |" for e in battery()]
 

@@ -17,7 +17,7 @@ from muster import clock
 from muster.errors import SandboxStartError, TaskError
 from muster.sandbox.egress import proxy, rules
 from muster.sandbox.egress.door import ENV, Egress
-from muster.sandbox.egress.door import SandboxProxy as Open
+from muster.sandbox.egress.door import Door as Open
 from muster.sandbox.egress.proxy import SandboxProxy, Stream
 from muster.sandbox.egress.report import HOSTS_KEPT, OTHERS, EgressReport, EgressTally
 from muster.sandbox.egress.rules import Address

@@ -202,7 +202,7 @@ def waived_by(task: Task) -> tuple[str, ...]:
     if len(waived) < len(names):
         raise TaskError(
             f"{task.root / 'task.toml'}: metadata.audit_waived = {value!r}: write a list of names of exploits; "
-            "docs/audit.md has them all"
+            "docs/how-to/audit.md has them all"
         )
     return waived
 
