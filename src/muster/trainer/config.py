@@ -30,30 +30,42 @@ class _Loss(BaseModel):
 
 
 class PPO(_Loss):
+    """The clipped ratio, per token."""
+
     kind: Literal["ppo"] = "ppo"
 
 
 class GRPO(_Loss):
+    """PPO's clipping; every trajectory counts alike."""
+
     kind: Literal["grpo"] = "grpo"
     aggregation: Aggregation = "sequence_mean"
 
 
 class DrGRPO(_Loss):
+    """PPO's clipping; tokens are summed over a constant, so that no length weighs more."""
+
     kind: Literal["dr_grpo"] = "dr_grpo"
     aggregation: Aggregation = "constant"
 
 
 class DAPO(_Loss):
+    """PPO's clipping with more room above than below; every token counts alike."""
+
     kind: Literal["dapo"] = "dapo"
     epsilon_high: float = Field(default=0.28, ge=0, description="clip above 1 + this")
 
 
 class CISPO(_Loss):
+    """Truncates a token's weight instead of its gradient, so that each token keeps one."""
+
     kind: Literal["cispo"] = "cispo"
     epsilon_high: float = Field(default=1.0, ge=0, description="weight of a token is at most 1 + this")
 
 
 class GSPO(_Loss):
+    """The geometric mean ratio of a sequence, clipped as one."""
+
     kind: Literal["gspo"] = "gspo"
     epsilon_low: float = Field(default=3e-4, ge=0, description="clip below 1 - this")
     epsilon_high: float = Field(default=4e-4, ge=0, description="clip above 1 + this")
