@@ -1,6 +1,7 @@
 # make train   install, then train the starter model on the starter suite
 # make test    install, then run every test
 # make check   style, types, layers
+# make docs    the documentation, into build/docs; a dead link or anchor ends it
 # make test-vllm   the engine's contract on a real vllm server, in an environment of its own (3.5 GB)
 PYTHON ?= python3
 VENV   ?= .venv
@@ -8,7 +9,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 VLLM   ?= .venv-vllm
 
-.PHONY: train test test-vllm check format clean
+.PHONY: train test test-vllm check docs format clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +42,15 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright
 	$(BIN)/python tests/check_tree.py
+
+# a stamp of its own: neither training nor tests need what builds pages
+$(VENV)/.installed-docs: $(STAMP)
+	$(BIN)/pip install --quiet --editable '.[docs]'
+	touch $@
+
+# the variable silences a notice of the theme's about other programs; --quiet would silence the warnings too
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
