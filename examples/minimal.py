@@ -32,7 +32,7 @@ from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.sandbox.pool.pool import Pool
 from muster.tasks.harbor import load_directory
 from muster.trainer.config import TrainerConfig
-from muster.trainer.process import ProcessTrainer
+from muster.trainer.process.trainer import ProcessTrainer
 from muster.types import Batch, Graded, Launch, ReadyGroup, Task
 from muster.verifier.config import VerifierConfig
 from muster.verifier.script import ScriptVerifier

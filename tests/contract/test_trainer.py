@@ -17,7 +17,7 @@ from muster.errors import MusterError, TrainerError
 from muster.lab.fakes.trainer import FakeTrainer, FakeTrainerConfig
 from muster.trainer.config import TrainerConfig
 from muster.trainer.port import Trainer
-from muster.trainer.process import ProcessTrainer
+from muster.trainer.process.trainer import ProcessTrainer
 from trainer.tiny import random_batch, write_tiny
 
 TOKENS = [np.arange(3, 13, dtype=np.int32), np.arange(3, 8, dtype=np.int32)]

@@ -12,7 +12,7 @@ from muster.observe.outcomes import accounting
 from muster.observe.record import read
 from muster.observe.report import build_report
 from muster.observe.sections import batches
-from muster.orchestrator.drift import Odometer
+from muster.orchestrator.decisions.drift import Odometer
 from muster.types import Segment
 from observe.synthetic import SyntheticRun
 

@@ -13,8 +13,8 @@ from muster import clock
 from muster.journal import BatchRow, GroupRow, Journal, StepRow, TrajectoryRow
 from muster.lab.fakes.trainer import FakeTrainerConfig
 from muster.observe.outcomes import accounting
+from muster.orchestrator.decisions.drift import rebuilt
 from muster.orchestrator.dispatch import derived_seed
-from muster.orchestrator.drift import rebuilt
 from muster.orchestrator.resume import standing
 from muster.trainer.config import DivergenceLimit
 from muster.types import Batch, Ints, Session, Version

@@ -20,12 +20,12 @@ from muster.lab.fakes.trainer import FakeTrainer, FakeTrainerConfig
 from muster.lab.fakes.verifier import FakeVerifier, FakeVerifierFaults
 from muster.metrics import Metrics
 from muster.orchestrator.config import EvaluateConfig, LoopConfig, SchedulerConfig
+from muster.orchestrator.decisions.scheduler import Scheduler
 from muster.orchestrator.dispatch import Dispatcher, derived_seed
 from muster.orchestrator.loops import Orchestrator
 from muster.orchestrator.parts import Parts
 from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import standing
-from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus, RunStatus
 from muster.publish.config import PublisherConfig
 from muster.publish.publisher import Publisher

@@ -14,7 +14,7 @@ from muster.publish.config import CheckpointConfig, DirectConfig, MemoryConfig, 
 from muster.publish.transports import exporter_for
 from muster.trainer.config import TrainerConfig
 from muster.trainer.local import LocalTrainer
-from muster.trainer.process import ProcessTrainer
+from muster.trainer.process.trainer import ProcessTrainer
 from muster.transport.receive import Receiver
 from muster.types import Publication
 from trainer.tiny import random_batch, write_tiny

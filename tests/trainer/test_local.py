@@ -14,9 +14,9 @@ from app.publications import in_memory
 from muster.errors import ModelError, TrainerError
 from muster.model.llama import Llama
 from muster.model.weights import digest
-from muster.trainer.advantage import batch_advantages
 from muster.trainer.config import DAPO, GRPO, PPO, AdvantageConfig, DivergenceLimit, IcePop, NoCorrection, TrainerConfig
 from muster.trainer.local import LocalTrainer
+from muster.trainer.objective.advantage import batch_advantages
 from muster.trainer.packing import sequences
 from muster.trainer.step import drift_sample
 from muster.types import Batch

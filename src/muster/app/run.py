@@ -39,6 +39,7 @@ from muster.metrics import JsonlSink, Metrics
 from muster.model.tokenizer import tokenizer_from
 from muster.model.weights import resolve
 from muster.observe.live.dashboard import Dashboard, PlainLog
+from muster.orchestrator.decisions.scheduler import Scheduler
 from muster.orchestrator.dispatch import Dispatcher
 from muster.orchestrator.garbage import seldom_collected
 from muster.orchestrator.keeps import Keeps
@@ -46,7 +47,6 @@ from muster.orchestrator.loops import Orchestrator
 from muster.orchestrator.parts import Parts
 from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import standing
-from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus
 from muster.publish.publisher import Publisher
 from muster.publish.transports import exporter_for, reap, retire
@@ -57,7 +57,7 @@ from muster.sandbox.pool.pool import Pool
 from muster.tasks.curriculum import Curriculum
 from muster.tasks.suite import Suites, load_suites
 from muster.trainer.checkpoint import as_model
-from muster.trainer.process import ProcessTrainer
+from muster.trainer.process.trainer import ProcessTrainer
 from muster.types import Evaluation
 from muster.verifier.function import source_digest
 from muster_suites.write import generate

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from muster.journal import BatchRow, GroupRow, LaunchRow, SpanRow, TrajectoryRow
 from muster.observe.intervals import Labelled, flatten, totals
-from muster.orchestrator.demand import PUT_OFF, SURPLUS
+from muster.orchestrator.decisions.demand import PUT_OFF, SURPLUS
 from muster.types import Stage
 
 AFTERWARDS = (SURPLUS, PUT_OFF)

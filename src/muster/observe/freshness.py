@@ -16,7 +16,7 @@ import numpy as np
 
 from muster.journal import BatchRow, StepRow, TrajectoryRow
 from muster.observe.record import Record
-from muster.orchestrator.drift import Odometer, rebuilt
+from muster.orchestrator.decisions.drift import Odometer, rebuilt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

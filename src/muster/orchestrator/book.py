@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from muster import clock
 from muster.journal import GroupRow, Journal
-from muster.orchestrator.groups import Closed, Group
+from muster.orchestrator.decisions.groups import Closed, Group
 from muster.orchestrator.record import group_row
 from muster.types import Batch
 

@@ -9,8 +9,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from muster.orchestrator.line import Order
-from muster.orchestrator.ready_pool import BatchPolicy
+Order = Literal["group", "longest", "launch"]
+"""Whose launch gets the next slot."""
+BatchPolicy = Literal["cohort", "window", "fifo", "greedy"]
+"""How far a batch may reach past the oldest unfinished submission."""
 
 
 class ConcurrencyConfig(BaseModel):

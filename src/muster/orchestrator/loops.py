@@ -22,13 +22,13 @@ from muster import clock
 from muster.errors import MusterError
 from muster.journal import CheckpointRow, DropRow, EventRow, StepRow
 from muster.metrics import Sum
-from muster.orchestrator import drift, staleness
 from muster.orchestrator.book import GroupBook
 from muster.orchestrator.config import LoopConfig
+from muster.orchestrator.decisions import drift, staleness
+from muster.orchestrator.decisions.groups import Closed
 from muster.orchestrator.delivery import Delivery
 from muster.orchestrator.device import DeviceRecorder
 from muster.orchestrator.dispatch import derived_seed
-from muster.orchestrator.groups import Closed
 from muster.orchestrator.parts import Parts
 from muster.orchestrator.record import batch_row, observe_publication, observe_step, observe_trajectory
 from muster.orchestrator.resume import Standing

@@ -12,8 +12,8 @@ from typing import Protocol
 from muster.engine.port import Replica
 from muster.journal import Journal
 from muster.metrics import Metrics
+from muster.orchestrator.decisions.scheduler import Scheduler
 from muster.orchestrator.dispatch import Dispatcher
-from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus, RunStatus
 from muster.publish.publisher import Publisher
 from muster.trainer.config import DivergenceLimit

@@ -9,9 +9,9 @@ import numpy as np
 from muster.engine.port import EngineStatistics
 from muster.journal import BatchRow, DeviceRow, GroupRow, Journal, MetricRow
 from muster.metrics import Last, Mean, Metrics, Quantiles, Sum
-from muster.orchestrator.age import policy_age
-from muster.orchestrator.groups import Group
-from muster.orchestrator.staleness import lag
+from muster.orchestrator.decisions.age import policy_age
+from muster.orchestrator.decisions.groups import Group
+from muster.orchestrator.decisions.staleness import lag
 from muster.rollout.keeping import own_tokens
 from muster.trainer.port import StepResult
 from muster.types import Batch, Graded, PublicationRecord, Trajectory, Verdict

@@ -27,10 +27,10 @@ from muster.journal import (
     StepRow,
     TrajectoryRow,
 )
-from muster.orchestrator import drift
-from muster.orchestrator.demand import PUT_OFF
-from muster.orchestrator.drift import Odometer
-from muster.orchestrator.groups import Group
+from muster.orchestrator.decisions import drift
+from muster.orchestrator.decisions.demand import PUT_OFF
+from muster.orchestrator.decisions.drift import Odometer
+from muster.orchestrator.decisions.groups import Group
 from muster.rollout.keeping import reached_s
 from muster.types import Batch, Graded, ReadyGroup, Task, Trajectory
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from muster import clock
 from muster.engine.port import EngineStatistics
-from muster.orchestrator.groups import SchedulerStatistics
+from muster.orchestrator.decisions.groups import SchedulerStatistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

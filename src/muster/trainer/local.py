@@ -21,10 +21,10 @@ import torch
 from muster import clock
 from muster.model.weights import digest
 from muster.trainer import checkpoint
-from muster.trainer.advantage import batch_advantages
 from muster.trainer.config import TrainerConfig
 from muster.trainer.learner import Learner
 from muster.trainer.measured import MeasuredScores, divergences
+from muster.trainer.objective.advantage import batch_advantages
 from muster.trainer.packing import Item, plan, sequences
 from muster.trainer.port import Divergence, Exporter, StepResult
 from muster.trainer.step import TrainStep, scatter

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from muster.trainer.correction import diagnose
+from muster.trainer.objective.correction import diagnose
 from muster.trainer.packing import Item
 from muster.trainer.port import Divergence
 from muster.types import Floats, Ints, Trajectory

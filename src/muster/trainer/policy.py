@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from muster.trainer.config import TrainerConfig
-from muster.trainer.correction import correct, diagnose, k3, limit
-from muster.trainer.loss import aggregation, objective, reference_penalty
+from muster.trainer.objective.correction import correct, diagnose, k3, limit
+from muster.trainer.objective.loss import aggregation, objective, reference_penalty
 from muster.trainer.packing import PackedRow
 from muster.types import Bools, Floats, Ints
 

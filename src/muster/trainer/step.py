@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from muster import clock
-from muster.trainer.correction import NO_DIVERGENCE, Diagnostics, diagnose
 from muster.trainer.learner import Learner, Update
-from muster.trainer.loss import denominator
+from muster.trainer.objective.correction import NO_DIVERGENCE, Diagnostics, diagnose
+from muster.trainer.objective.loss import denominator
 from muster.trainer.packing import Item, PackedRow, plan
 from muster.trainer.policy import StepTally, row_loss
 from muster.trainer.weights import Compute

@@ -50,7 +50,7 @@ from muster.lab.collection.workload import Lognormal, Program, WorkloadConfig, g
 from muster.lab.result import BenchResult, Target
 from muster.observe.freshness import batch_freshness
 from muster.orchestrator.config import SchedulerConfig
-from muster.orchestrator.drift import Odometer
+from muster.orchestrator.decisions.drift import Odometer
 from muster.types.arrays import Floats
 
 TOKEN_S = 0.2

@@ -34,13 +34,13 @@ from muster.lab.emulated.replica import EmulatedReplica
 from muster.lab.fakes.trainer import FakeTrainer, FakeTrainerConfig
 from muster.metrics import Metrics
 from muster.orchestrator.config import LoopConfig, SchedulerConfig
+from muster.orchestrator.decisions.expectation import Expectation
+from muster.orchestrator.decisions.scheduler import Scheduler
 from muster.orchestrator.dispatch import Attempts, Dispatcher
-from muster.orchestrator.expectation import Expectation
 from muster.orchestrator.loops import Orchestrator
 from muster.orchestrator.parts import Parts
 from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import Standing
-from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus
 from muster.publish.config import PublisherConfig
 from muster.publish.publisher import Publisher

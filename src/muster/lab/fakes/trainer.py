@@ -18,8 +18,8 @@ import numpy as np
 
 from muster import clock
 from muster.errors import ModelError, TrainerError
-from muster.trainer.advantage import batch_advantages
 from muster.trainer.config import AdvantageConfig
+from muster.trainer.objective.advantage import batch_advantages
 from muster.trainer.port import Divergence, StepResult
 from muster.types import Batch, Floats, Ints, Publication, ReadyGroup, Trajectory, Version
 

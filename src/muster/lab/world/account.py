@@ -17,8 +17,8 @@ from itertools import pairwise, product
 from muster.journal import BatchRow, DropRow, GroupRow, Journal, LaunchRow, StepRow, TrajectoryRow
 from muster.lab.world.laws import Law, LawBroken
 from muster.lab.world.scenario import Scenario
-from muster.orchestrator.demand import PUT_OFF, SURPLUS
-from muster.orchestrator.groups import SchedulerStatistics
+from muster.orchestrator.decisions.demand import PUT_OFF, SURPLUS
+from muster.orchestrator.decisions.groups import SchedulerStatistics
 from muster.types import Verdict
 
 

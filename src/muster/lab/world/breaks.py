@@ -16,11 +16,11 @@ import numpy as np
 from muster.journal import Purpose
 from muster.lab.world.laws import Law
 from muster.lab.world.mortal_journal import MortalJournal
+from muster.orchestrator.decisions.groups import Assembly, Closed
+from muster.orchestrator.decisions.reuse import joined
+from muster.orchestrator.decisions.scheduler import Scheduler
 from muster.orchestrator.dispatch import Attempts
-from muster.orchestrator.groups import Assembly, Closed
 from muster.orchestrator.resume import Standing
-from muster.orchestrator.reuse import joined
-from muster.orchestrator.scheduler import Scheduler
 from muster.rollout.keeping import KEPT
 from muster.rollout.spans import SpanRecorder
 from muster.types import Cause, Graded, Launch, Outcome, ReadyGroup, Segment, Trajectory, Verdict

@@ -21,9 +21,7 @@ from muster.engine.config import Policy as RoutingPolicy
 from muster.engine.port import CachePolicy, InFlight
 from muster.lab.collection.workload import Lognormal
 from muster.lab.world.chaos import Fault, stream
-from muster.orchestrator.config import ConcurrencyConfig, ReuseConfig, Surplus
-from muster.orchestrator.line import Order
-from muster.orchestrator.ready_pool import BatchPolicy
+from muster.orchestrator.config import BatchPolicy, ConcurrencyConfig, Order, ReuseConfig, Surplus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

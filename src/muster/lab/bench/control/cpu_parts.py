@@ -24,7 +24,7 @@ _INTERVAL_S = 0.001
 class CpuParts:
     """Counts samples in `samples` while it is entered; use it in the main thread, once at a time.
 
-    parts: beginning of a module's path in the package ("orchestrator/line") -> part, the first that fits. Samples
+    parts: beginning of a module's path in the package ("orchestrator/loops") -> part, the first that fits. Samples
     without any such frame count for `rest`.
 
     Example: `with CpuParts({"journal/": "journal"}, rest="other") as cpu: ...; cpu.share("journal")`

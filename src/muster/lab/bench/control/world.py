@@ -29,12 +29,12 @@ from muster.lab.world.actor import DONE_FILE, STOP, CharTokenizer
 from muster.lab.world.chaos import stream
 from muster.metrics import Metrics
 from muster.orchestrator.config import LoopConfig, SchedulerConfig
+from muster.orchestrator.decisions.scheduler import Scheduler
 from muster.orchestrator.dispatch import Dispatcher
 from muster.orchestrator.loops import Orchestrator
 from muster.orchestrator.parts import Parts
 from muster.orchestrator.record import JournalSink
 from muster.orchestrator.resume import Standing
-from muster.orchestrator.scheduler import Scheduler
 from muster.orchestrator.status import PoolStatus, RunStatus
 from muster.publish.config import PublisherConfig
 from muster.publish.publisher import Publisher

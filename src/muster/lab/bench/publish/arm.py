@@ -22,7 +22,7 @@ from muster.publish.config import PublisherConfig
 from muster.publish.publisher import Canary, Publisher
 from muster.publish.transports import Exporter
 from muster.trainer.config import TrainerConfig
-from muster.trainer.process import ProcessTrainer
+from muster.trainer.process.trainer import ProcessTrainer
 from muster.types import Batch, Ints, PublicationRecord
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from factories import make_task, make_trajectory, success
-from muster.orchestrator.expectation import Expectation, own_s
+from muster.orchestrator.decisions.expectation import Expectation, own_s
 from muster.types import Launch, Span, Stage
 
 

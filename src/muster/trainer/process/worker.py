@@ -5,8 +5,8 @@ step too; answers are data or a pickled error, never a broken stream.
 
     parent ══ socket ══► reader thread ─► queue ─► LocalTrainer (main thread) ─► answer ══► parent
 
-    message: 8 bytes of length, then a pickle of TrainerCall or TrainerReply. Started by `trainer.link` alone:
-    python -m muster.trainer.worker FILE_DESCRIPTOR
+    message: 8 bytes of length, then a pickle of TrainerCall or TrainerReply. Started by `trainer.process.link` alone:
+    python -m muster.trainer.process.worker FILE_DESCRIPTOR
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from muster.errors import MusterError, TrainerError
 from muster.model.weights import resolve
 from muster.trainer.local import LocalTrainer
-from muster.trainer.messages import LENGTH_BYTES, TrainerCall, TrainerReply, TrainerSetup, frame
+from muster.trainer.process.messages import LENGTH_BYTES, TrainerCall, TrainerReply, TrainerSetup, frame
 
 
 def main(descriptor: int) -> None:

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import make_group
-from muster.orchestrator.ready_pool import BatchPolicy, ReadyPool
-from muster.orchestrator.staleness import Freshness
+from muster.orchestrator.config import BatchPolicy
+from muster.orchestrator.decisions.ready_pool import ReadyPool
+from muster.orchestrator.decisions.staleness import Freshness
 from muster.types import ReadyGroup
 
 

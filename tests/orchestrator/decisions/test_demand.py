@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from factories import make_task
 from muster.orchestrator.config import SchedulerConfig
-from muster.orchestrator.demand import PUT_OFF, SURPLUS, Demand
-from muster.orchestrator.groups import Group
+from muster.orchestrator.decisions.demand import PUT_OFF, SURPLUS, Demand
+from muster.orchestrator.decisions.groups import Group
 
 
 def demand(**options: object) -> Demand:

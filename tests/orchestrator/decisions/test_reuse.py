@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from factories import make_group
 from muster.orchestrator.config import ReuseConfig
-from muster.orchestrator.reuse import FLAGGED, ReuseStore, joined
-from muster.orchestrator.staleness import Freshness
-from muster.trainer.advantage import group_advantages
+from muster.orchestrator.decisions.reuse import FLAGGED, ReuseStore, joined
+from muster.orchestrator.decisions.staleness import Freshness
 from muster.trainer.config import AdvantageConfig
+from muster.trainer.objective.advantage import group_advantages
 from muster.types import ReadyGroup, Trajectory
 
 RARE = (0.0,) * 15 + (1.0,)  # one success in sixteen

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from muster.orchestrator.config import SchedulerConfig
-from muster.orchestrator.groups import Group
+from muster.orchestrator.decisions.groups import Group
 from muster.types import ReadyGroup, Task
 
 SURPLUS = "surplus"

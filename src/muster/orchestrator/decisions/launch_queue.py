@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Collection
-from typing import Literal
 
+from muster.orchestrator.config import Order
 from muster.types import Launch
-
-Order = Literal["group", "longest", "launch"]
 
 
 class LaunchQueue:

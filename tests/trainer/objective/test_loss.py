@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from muster.trainer.config import CISPO, DAPO, GRPO, GSPO, PPO, DrGRPO
-from muster.trainer.loss import aggregation, denominator, objective, reference_penalty
+from muster.trainer.objective.loss import aggregation, denominator, objective, reference_penalty
 
 N = 12
 LOG_RATIOS = hnp.arrays(np.float64, N, elements=st.floats(-2, 2))

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.trainer.advantage import advantages, batch_advantages, group_advantages
 from muster.trainer.config import AdvantageConfig
+from muster.trainer.objective.advantage import advantages, batch_advantages, group_advantages
 from trainer.tiny import batch, segment, trajectory
 
 KINDS = ["grpo", "dr_grpo", "rloo"]

@@ -13,12 +13,10 @@ A submission is unresolved while its group is being collected.
 from __future__ import annotations
 
 import math
-from typing import Literal
 
-from muster.orchestrator.staleness import Freshness, StaleReason, oldest_version
+from muster.orchestrator.config import BatchPolicy
+from muster.orchestrator.decisions.staleness import Freshness, StaleReason, oldest_version
 from muster.types import ReadyGroup
-
-BatchPolicy = Literal["cohort", "window", "fifo", "greedy"]
 
 
 class ReadyPool:

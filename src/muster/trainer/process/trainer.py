@@ -3,7 +3,7 @@
 Law: no torch on this side. The process starts with the first call and dies with this one; an error of the start is
 the error of every call.
 
-    step(batch) ─► [start: Link, setup] ─► Link.call ─► muster.trainer.worker ─► LocalTrainer.step
+    step(batch) ─► [start: Link, setup] ─► Link.call ─► muster.trainer.process.worker ─► LocalTrainer.step
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 from muster import clock
 from muster.errors import TrainerError
 from muster.trainer.config import TrainerConfig
-from muster.trainer.link import Link, open_link
-from muster.trainer.messages import TrainerSetup
 from muster.trainer.port import Divergence, Exporter, StepResult
+from muster.trainer.process.link import Link, open_link
+from muster.trainer.process.messages import TrainerSetup
 from muster.types import Batch, Floats, Ints, Publication, ReadyGroup
 
 _START_TIMEOUT_S = 120.0

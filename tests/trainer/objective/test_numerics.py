@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from muster.trainer.numerics import probe
+from muster.trainer.objective.numerics import probe
 
 
 def test_equal_scores_have_no_mismatch():

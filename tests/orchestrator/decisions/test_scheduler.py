@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from factories import failure, infra, make_statistics, make_task, make_trajectory, success
 from muster.orchestrator.config import SchedulerConfig
-from muster.orchestrator.groups import Assembly, Closed, Group
-from muster.orchestrator.scheduler import Scheduler
+from muster.orchestrator.decisions.groups import Assembly, Closed, Group
+from muster.orchestrator.decisions.scheduler import Scheduler
 from muster.rollout.keeping import KEPT
 from muster.types import Batch, Launch, Outcome, Task
 

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.trainer.config import CISPO, GSPO, LossConfig
-from muster.trainer.correction import Reals, bounded, sequence_means
+from muster.trainer.objective.correction import Reals, bounded, sequence_means
 from muster.types import Bools, Floats, Ints
 
 

@@ -4,7 +4,7 @@ Law: no torch on this side. Calls are answered in order; a call that is cancelle
 When the process dies, every pending call fails at once with what it last wrote to stderr. Whatever kills this
 process ends that one: it watches its end of the socket.
 
-    call ─► TrainerCall ══ socket ══► muster.trainer.worker ══► TrainerReply ─► future of the call
+    call ─► TrainerCall ══ socket ══► muster.trainer.process.worker ══► TrainerReply ─► future of the call
                                        └─ stderr ─► kept tail ─► TrainerError
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from muster import clock
 from muster.errors import TrainerError
-from muster.trainer.messages import LENGTH_BYTES, TrainerCall, TrainerReply, TrainerSetup, frame
+from muster.trainer.process.messages import LENGTH_BYTES, TrainerCall, TrainerReply, TrainerSetup, frame
 
 _CLOSE_TIMEOUT_S = 5.0
 _STDERR_LINES = 40
@@ -119,7 +119,7 @@ async def open_link(threads: int) -> Link:
     ours, theirs = socket.socketpair()
     with theirs:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "muster.trainer.worker", str(theirs.fileno())),
+            *(sys.executable, "-m", "muster.trainer.process.worker", str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.journal import StepRow
-from muster.orchestrator.drift import Odometer, measured, rebuilt
+from muster.orchestrator.decisions.drift import Odometer, measured, rebuilt
 
 NATS = st.floats(0, 1, allow_subnormal=False)
 DRIVES = st.lists(st.one_of(st.none(), NATS), min_size=1, max_size=12)

@@ -21,16 +21,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from muster.engine.port import EngineStatistics
-from muster.orchestrator.concurrency import Concurrency
 from muster.orchestrator.config import SchedulerConfig
-from muster.orchestrator.demand import Demand
-from muster.orchestrator.drift import Odometer
-from muster.orchestrator.expectation import Expectation, own_s
-from muster.orchestrator.groups import Admission, Assembly, Closed, Group, SchedulerStatistics
-from muster.orchestrator.line import LaunchQueue
-from muster.orchestrator.ready_pool import ReadyPool
-from muster.orchestrator.reuse import ReuseStore, joined
-from muster.orchestrator.staleness import Freshness
+from muster.orchestrator.decisions.concurrency import Concurrency
+from muster.orchestrator.decisions.demand import Demand
+from muster.orchestrator.decisions.drift import Odometer
+from muster.orchestrator.decisions.expectation import Expectation, own_s
+from muster.orchestrator.decisions.groups import Admission, Assembly, Closed, Group, SchedulerStatistics
+from muster.orchestrator.decisions.launch_queue import LaunchQueue
+from muster.orchestrator.decisions.ready_pool import ReadyPool
+from muster.orchestrator.decisions.reuse import ReuseStore, joined
+from muster.orchestrator.decisions.staleness import Freshness
 from muster.rollout.keeping import reached_s
 from muster.types import Batch, Graded, Launch, ReadyGroup, Task, Trajectory, Verdict
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from factories import make_group, make_trajectory
 from muster.journal import StepRow
-from muster.orchestrator.drift import rebuilt
-from muster.orchestrator.reuse import joined
-from muster.orchestrator.staleness import Freshness, lag, oldest_version, over_limit, suspects
+from muster.orchestrator.decisions.drift import rebuilt
+from muster.orchestrator.decisions.reuse import joined
+from muster.orchestrator.decisions.staleness import Freshness, lag, oldest_version, over_limit, suspects
 from muster.trainer.config import DivergenceLimit
 from muster.trainer.port import Divergence
 from muster.types import Batch, ReadyGroup

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.trainer.correction import diagnose
+from muster.trainer.objective.correction import diagnose
 from muster.types import Floats
 
 ALARM_K3 = 1e-2

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import make_task
-from muster.orchestrator.line import LaunchQueue, Order
+from muster.orchestrator.config import Order
+from muster.orchestrator.decisions.launch_queue import LaunchQueue
 from muster.types import Launch
 
 

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import make_statistics
-from muster.orchestrator.concurrency import Concurrency
 from muster.orchestrator.config import ConcurrencyConfig
+from muster.orchestrator.decisions.concurrency import Concurrency
 
 
 def aimd(**options: object) -> Concurrency:

@@ -15,7 +15,7 @@ from app.publications import in_memory
 from muster import clock
 from muster.errors import ModelError, TrainerError
 from muster.trainer.config import TrainerConfig
-from muster.trainer.process import ProcessTrainer
+from muster.trainer.process.trainer import ProcessTrainer
 from trainer.tiny import random_batch
 
 CONFIG = TrainerConfig(dtype="float32", threads=1)
@@ -31,11 +31,11 @@ def workers() -> list[int]:
     listed = subprocess.run(
         ["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=True
     )
-    return [int(line.split()[0]) for line in listed.stdout.splitlines() if "muster.trainer.worker" in line]
+    return [int(line.split()[0]) for line in listed.stdout.splitlines() if "muster.trainer.process.worker" in line]
 
 
 def test_the_parent_side_imports_no_torch():
-    code = "import sys, muster.trainer.process, muster.publish.transports; sys.exit('torch' in sys.modules)"
+    code = "import sys, muster.trainer.process.trainer, muster.publish.transports; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -97,7 +97,7 @@ def test_a_killed_parent_leaves_no_process(model, tmp_path):
         from muster.publish.config import MemoryConfig
         from muster.publish.transports import exporter_for
         from muster.trainer.config import TrainerConfig
-        from muster.trainer.process import ProcessTrainer
+        from muster.trainer.process.trainer import ProcessTrainer
 
         async def main():
             exporter = exporter_for(MemoryConfig(), run_label="killed", directory=Path({str(tmp_path)!r}))

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from muster.orchestrator.config import ReuseConfig
-from muster.orchestrator.staleness import Freshness, StaleReason, oldest_version
+from muster.orchestrator.decisions.staleness import Freshness, StaleReason, oldest_version
 from muster.types import Cause, Graded, ReadyGroup, Trajectory, Verdict
 
 FLAGGED = (Cause.TAMPERED, Cause.SANDBOX_DESTROYED_BY_AGENT, Cause.VERIFIER_BROKEN_BY_AGENT)

@@ -17,7 +17,7 @@ from muster.trainer.config import (
     TokenMask,
     TokenTIS,
 )
-from muster.trainer.correction import correct, diagnose, k3, limit
+from muster.trainer.objective.correction import correct, diagnose, k3, limit
 
 LOG_RATIOS = hnp.arrays(np.float64, st.integers(1, 40), elements=st.floats(-50, 50))
 ALL = [NoCorrection(), TokenTIS(), TokenMask(), IcePop(), SequenceTIS(), GeometricMask()]

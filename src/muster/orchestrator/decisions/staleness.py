@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from muster.orchestrator.drift import Odometer
+from muster.orchestrator.decisions.drift import Odometer
 from muster.trainer.config import DivergenceLimit
 from muster.trainer.port import Divergence
 from muster.types import Batch, ReadyGroup, Trajectory

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from muster.orchestrator.age import policy_age
+from muster.orchestrator.decisions.age import policy_age
 from muster.rollout.keeping import CONTINUED
 from muster.types import Cause, Graded, Segment, Span, Stage, Trajectory, Verdict
 

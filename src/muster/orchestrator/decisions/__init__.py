@@ -1,0 +1,1 @@
+"""The decisions of a run: plain functions and objects that know no clock, engine, sandbox or file."""
