@@ -21,7 +21,7 @@ from muster.engine.fleet.health import ReplicaState
 from muster.engine.http.replica import HttpReplica
 from muster.engine.pieces import Piece
 from muster.engine.port import CachePolicy, Replica
-from muster.engine.servers.keeper import KeptReplica, OnEnd
+from muster.engine.servers.running import OnEnd
 from muster.errors import EngineError
 from muster.journal import Journal
 from muster.model import weights
@@ -114,13 +114,10 @@ class Weights:
 
 
 class Ground:
-    """Replicas, the fleet before them, and what delivers weights to them."""
+    """A fleet, and what delivers weights to it."""
 
-    def __init__(self, replicas: Sequence[Replica], folder: Path, publisher: PublisherConfig = PUBLISHER) -> None:
-        self.fleet = Fleet(replicas, ROUTER)
-        for replica in replicas:
-            if isinstance(replica, KeptReplica):
-                replica.report_to(self.fleet)
+    def __init__(self, fleet: Fleet, folder: Path, publisher: PublisherConfig = PUBLISHER) -> None:
+        self.fleet = fleet
         self.weights = Weights(folder)
         self.delivered: dict[int, Version] = {}
         self._number = 0
@@ -175,8 +172,10 @@ class Ground:
         return dict(self.fleet.fleet_statistics().states)
 
     def ask(self, name: str, length: int) -> asyncio.Task[Completion]:
-        sampling = Sampling(temperature=T, max_tokens=length, seed=7)
-        return asyncio.create_task(self.fleet.generate(prompt(name), sampling, Session(id=name, group=name)))
+        sampling, session = Sampling(temperature=T, max_tokens=length, seed=7), Session(id=name, group=name)
+        request = asyncio.create_task(self.fleet.generate(prompt(name), sampling, session))
+        request.add_done_callback(lambda _: self.fleet.release(session))
+        return request
 
     def labelled(self, name: str, completion: Completion, length: int) -> None:
         """It is whole, and every token is of the weights that its label says."""

@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 
 import tiny_llama as tiny
-from app.publication_ground import PUBLISHER, Ground, Machine, T, answers, prompt
+from app.publication_ground import PUBLISHER, ROUTER, Ground, Machine, T, answers, prompt
 from muster import clock
 from muster.engine.config import KeeperConfig
+from muster.engine.fleet.fleet import Fleet
 from muster.engine.fleet.health import ReplicaState
 from muster.engine.port import InFlight
-from muster.engine.servers.keeper import KeptReplica, keep
+from muster.engine.servers.keeper import keep
 from muster.errors import PublicationError
 from muster.publish.config import CheckpointConfig, PublisherConfig
 from muster.publish.transports import Exporter, exporter_for
@@ -41,26 +42,29 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Non
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
 
-        async def start() -> list[tuple[Machine, KeptReplica]]:
+        async def start() -> tuple[list[Machine], Fleet]:
             machines = [Machine(f"victim{i}", model) for i in range(2)]
+            fleet = Fleet([m.name for m in machines], ROUTER)
             config = KeeperConfig(restarts_per_hour=100, first_delay_s=0.0)
             keepers = await stack.enter_async_context(asyncio.TaskGroup())
-            kept = [stack.enter_async_context(keep(m.start, m.name, config, keepers=keepers)) for m in machines]
-            return list(zip(machines, await asyncio.gather(*kept), strict=True))
+            pairs = zip(machines, fleet.replicas, strict=True)
+            kept = [stack.enter_async_context(keep(m.start, seat, config, keepers=keepers)) for m, seat in pairs]
+            await asyncio.gather(*kept)
+            return machines, fleet
 
-        pairs = runner.run(start())
+        machines, fleet = runner.run(start())
         numbers = iter(range(1, 1000))
 
         def play(body: Callable[..., Awaitable[None]], *more: Any, publisher: PublisherConfig = PUBLISHER) -> None:
             async def main() -> None:
                 async with clock.timeout(60):
-                    ground = Ground([kept for _, kept in pairs], folder, publisher)
-                    for _, kept in pairs:  # those that the test before has killed
-                        await answers(kept)
+                    ground = Ground(fleet, folder, publisher)
+                    for member in fleet.replicas:  # those that the test before has killed
+                        await answers(member)
                     number = next(numbers)
                     await ground.deliver(number)
                     await ground.on_one_version(number)
-                    await body(ground, [m for m, _ in pairs], number, numbers, *more)
+                    await body(ground, machines, number, numbers, *more)
 
             runner.run(main())
 

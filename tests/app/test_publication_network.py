@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 import tiny_llama as tiny
-from app.publication_ground import ENGINE, Ground
+from app.publication_ground import ENGINE, ROUTER, Ground
 from muster import clock
 from muster.engine.embedded.launch import launch
+from muster.engine.fleet.fleet import Fleet
 from muster.engine.fleet.health import ReplicaState
 from muster.engine.http.replica import HttpReplica
 from muster.engine.port import InFlight
@@ -79,7 +80,7 @@ def test_a_cut_network_loses_nobodys_turn_and_the_replica_behind_it_is_brought_u
             near = stack.enter_async_context(launch(ENGINE, model, "near"))
             far = stack.enter_async_context(far_engine("far", model, network, "10.231.77.2"))
             replicas = await asyncio.gather(far, near)
-            ground = Ground(replicas, tmp_path)
+            ground = Ground(Fleet(replicas, ROUTER), tmp_path)
             await ground.deliver(1)
             requests = {f"n{i}": ground.ask(f"n{i}", 300) for i in range(4)}
             while ground.fleet.draining("far") < 2:

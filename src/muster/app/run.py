@@ -31,7 +31,7 @@ from muster.config import RunConfig, to_toml, validate
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.launching import is_ours, launch
 from muster.engine.port import Replica
-from muster.engine.servers.keeper import KeptReplica, keep
+from muster.engine.servers.keeper import Seat, keep
 from muster.errors import MusterError, UserError
 from muster.evaluate import Evaluator
 from muster.journal import FILE_NAME, EventRow, Journal, SessionRow
@@ -255,16 +255,11 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
     renderer = Renderer(tokenizer_from(place.model))
     async with contextlib.AsyncExitStack() as stack:
         here = await stack.enter_async_context(environment(config.sandbox, config.verifier, label=place.directory.name))
+        fleet = Fleet([f"engine{index}" for index in range(config.engine.replicas)], config.router)
         keepers = await stack.enter_async_context(asyncio.TaskGroup())
         async with asyncio.TaskGroup() as starts:  # a server takes its time, and most of that it waits
-            starting = [
-                starts.create_task(stack.enter_async_context(_kept_engine(place, journal, index, keepers)))
-                for index in range(config.engine.replicas)
-            ]
-        engines = [started.result() for started in starting]
-        fleet = Fleet(engines, config.router)
-        for engine in engines:
-            engine.report_to(fleet)
+            for index, member in enumerate(fleet.replicas):
+                starts.create_task(stack.enter_async_context(_kept_engine(place, journal, index, member, keepers)))
         agent = Agent(engine=fleet, renderer=renderer, config=config.agent)
         keeps = Keeps(journal, here.pool.backend, config.agent.keep_every_s)
         stack.push_async_callback(keeps.tidy)
@@ -300,14 +295,14 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
 
 
 def _kept_engine(
-    place: _Place, journal: Journal, index: int, keepers: asyncio.TaskGroup
-) -> contextlib.AbstractAsyncContextManager[KeptReplica]:
-    """The `index`-th replica, started again when it ends; the journal is told of each end."""
-    config, name = place.config, f"engine{index}"
-    log = place.directory / "logs" / f"{name}.log"
+    place: _Place, journal: Journal, index: int, seat: Seat, keepers: asyncio.TaskGroup
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """The `index`-th server in its seat, started again when it ends; the journal is told of each end."""
+    config = place.config
+    log = place.directory / "logs" / f"{seat.name}.log"
     return keep(
-        lambda on_end: launch(config.engine, place.model, name, index=index, on_end=on_end, log=log),
-        name,
+        lambda on_end: launch(config.engine, place.model, seat.name, index=index, on_end=on_end, log=log),
+        seat,
         config.keeper,
         keepers=keepers,
         ours=is_ours(config.engine),

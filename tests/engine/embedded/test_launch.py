@@ -17,6 +17,7 @@ import tiny_llama as tiny
 from muster import clock
 from muster.engine.config import EmbeddedEngineConfig, KeeperConfig
 from muster.engine.embedded.launch import launch
+from muster.engine.fleet.fleet import Fleet
 from muster.engine.servers.keeper import keep
 from muster.errors import EngineError
 from muster.model import weights
@@ -76,16 +77,17 @@ def test_a_process_that_is_stopped_is_ended_and_another_one_serves(tmp_path: Pat
 
     async def main() -> None:
         config = KeeperConfig(wedged_s=0.5, first_delay_s=0.0)
+        (replica,) = Fleet([name]).replicas
         async with (
             clock.timeout(60),
             asyncio.TaskGroup() as keepers,
             keep(
                 lambda on_end: launch(CONFIG, model, name, on_end=on_end),
-                name,
+                replica,
                 config,
                 keepers=keepers,
                 say=words.append,
-            ) as replica,
+            ),
         ):
             await replica.statistics()
             stopped = process_of(name)

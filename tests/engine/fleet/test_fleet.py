@@ -134,7 +134,7 @@ def test_requests_of_a_replica_that_is_given_up_move_at_once() -> None:
         members[0].hang("generate")
         request = asyncio.create_task(say(fleet, "a"))
         await clock.sleep(1.0)
-        fleet.restarting("r0")
+        fleet.replicas[0].restarts("its process ended")
         assert (await request).replica == "r1"
         assert clock.now() < 5.0
 

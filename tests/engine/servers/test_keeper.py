@@ -1,4 +1,4 @@
-"""A replica that is kept serving: when it is started again, what the fleet hears, and what it may serve then."""
+"""A server that is kept running: when it is started again, what the fleet hears, and what it may serve then."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from muster.engine.config import EmulatedEngineConfig, KeeperConfig
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.fleet.health import ReplicaState
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Replica
-from muster.engine.servers.keeper import KeptReplica, OnEnd, Patience, Silence, Start, keep
+from muster.engine.servers.keeper import Patience, Start, keep
+from muster.engine.servers.running import OnEnd, Silence
 from muster.engine.timing import EngineTiming
 from muster.errors import EngineError, ModelError
 from muster.lab.emulated.replica import EmulatedReplica
@@ -81,14 +82,13 @@ _DEFAULT = KeeperConfig()
 @asynccontextmanager
 async def kept(
     start: Start, config: KeeperConfig = _DEFAULT, *, ours: bool = True, say: Callable[[str], None] = lambda words: None
-) -> AsyncIterator[KeptReplica]:
-    """Errors as they are raised, out of their groups."""
+) -> AsyncIterator[Fleet]:
+    """A fleet of one. Errors as they are raised, out of their groups."""
+    fleet = Fleet(["r0"])
+    (seat,) = fleet.replicas
     try:
-        async with (
-            asyncio.TaskGroup() as keepers,
-            keep(start, "r0", config, keepers=keepers, ours=ours, say=say) as replica,
-        ):
-            yield replica
+        async with asyncio.TaskGroup() as keepers, keep(start, seat, config, keepers=keepers, ours=ours, say=say):
+            yield fleet
     except BaseExceptionGroup as group:
         (error,) = group.exceptions
         raise error from None
@@ -125,17 +125,10 @@ def state(fleet: Fleet) -> ReplicaState:
     return fleet.fleet_statistics().states["r0"]
 
 
-def in_fleet(replica: KeptReplica) -> Fleet:
-    fleet = Fleet([replica])
-    replica.report_to(fleet)
-    return fleet
-
-
 def test_a_server_that_ended_is_started_again_and_serves_once_the_present_version_was_delivered() -> None:
     async def body() -> None:
         power, words = Power(), list[str]()
-        async with kept(power.start, say=words.append) as replica:
-            fleet = in_fleet(replica)
+        async with kept(power.start, say=words.append) as fleet:
             await publish(fleet)
             power.cut()
             await clock.sleep(0)
@@ -156,13 +149,37 @@ def test_a_server_that_ended_is_started_again_and_serves_once_the_present_versio
 def test_while_there_is_no_server_every_call_says_why_at_once() -> None:
     async def body() -> None:
         power = Power()
-        async with kept(power.start, KeeperConfig(first_delay_s=50.0)) as replica:
+        async with kept(power.start, KeeperConfig(first_delay_s=50.0)) as fleet:
             power.cut("power cut")
             await clock.sleep(0)
-            asked = clock.now()
-            with pytest.raises(EngineError, match="r0 is being started again: power cut"):
-                await replica.statistics()
+            (seat,), asked = fleet.replicas, clock.now()
+            publication = Publication(version=ONE, transport="memory", location="", size_bytes=0, dtype="float32")
+            for call in (
+                seat.statistics(),
+                seat.generate(PROMPT, Sampling(), Session(id="s")),
+                seat.score(PROMPT, temperature=1.0),
+                seat.stage(publication),
+                seat.pause(InFlight.HOLD),
+                seat.commit(ONE, CachePolicy.KEEP),
+                seat.resume(),
+            ):
+                with pytest.raises(EngineError, match="r0 is being started again: power cut"):
+                    await call
             assert clock.now() == asked
+
+    run(body())
+
+
+def test_what_never_changes_is_known_from_the_first_start_on_also_while_there_is_no_server() -> None:
+    async def body() -> None:
+        power = Power()
+        (seat,) = Fleet(["r0"]).replicas
+        assert seat.supports(InFlight.HOLD, CachePolicy.KEEP) == "it was not started yet"
+        async with asyncio.TaskGroup() as keepers, keep(power.start, seat, _DEFAULT, keepers=keepers):
+            assert seat.supports(InFlight.HOLD, CachePolicy.KEEP) is None
+            power.cut()
+            await clock.sleep(0)
+            assert seat.supports(InFlight.HOLD, CachePolicy.KEEP) is None
 
     run(body())
 
@@ -170,8 +187,7 @@ def test_while_there_is_no_server_every_call_says_why_at_once() -> None:
 def test_the_fleet_hears_of_an_end_before_its_remains_are_tidied_up() -> None:
     async def body() -> None:
         power = Power(tidy_s=30.0)
-        async with kept(power.start) as replica:
-            fleet = in_fleet(replica)
+        async with kept(power.start) as fleet:
             await fleet.statistics()
             power.cut()
             await clock.sleep(1.0)
@@ -184,8 +200,7 @@ def test_the_pauses_between_restarts_double_and_one_that_keeps_ending_is_retired
     async def body() -> None:
         power, words = Power(), list[str]()
         config = KeeperConfig(restarts_per_hour=4, first_delay_s=1.0, longest_delay_s=4.0)
-        async with kept(power.start, config, say=words.append) as replica:
-            fleet = in_fleet(replica)
+        async with kept(power.start, config, say=words.append) as fleet:
             for _ in range(5):
                 while power.running is None:
                     await clock.sleep(0.5)
@@ -194,7 +209,7 @@ def test_the_pauses_between_restarts_double_and_one_that_keeps_ending_is_retired
             await clock.sleep(10_000.0)
             assert state(fleet) is ReplicaState.RETIRED
             with pytest.raises(EngineError, match="is not started again"):
-                await replica.statistics()
+                await fleet.replicas[0].statistics()
         assert len(power.starts) == 5
         waits = [round(b - a - 2.0) for a, b in zip(power.starts, power.starts[1:], strict=False)]
         assert waits == [1, 2, 4, 4]
@@ -206,10 +221,10 @@ def test_the_pauses_between_restarts_double_and_one_that_keeps_ending_is_retired
 def test_a_restart_that_fails_is_an_end_like_any_other() -> None:
     async def body() -> None:
         power, words = Power(fails_at=(2, 3)), list[str]()
-        async with kept(power.start, say=words.append) as replica:
+        async with kept(power.start, say=words.append) as fleet:
             power.cut()
             await clock.sleep(60.0)
-            assert (await replica.statistics()).replica == "r0"
+            assert (await fleet.replicas[0].statistics()).replica == "r0"
         assert len(power.starts) == 4
         assert words[1] == "r0 is started again in 2 s: out of memory"
 
@@ -264,8 +279,7 @@ def test_no_hour_has_more_restarts_than_configured(gaps: list[int], limit: int) 
 def test_a_wedged_server_is_ended_and_started_again_and_what_it_was_doing_goes_on() -> None:
     async def body() -> None:
         power, words = Power(), list[str]()
-        async with kept(power.start, KeeperConfig(wedged_s=100.0), say=words.append) as replica:
-            fleet = in_fleet(replica)
+        async with kept(power.start, KeeperConfig(wedged_s=100.0), say=words.append) as fleet:
             await say(fleet)
             assert power.running is not None
             power.running.stuck = True
@@ -286,8 +300,7 @@ def test_a_wedged_server_is_ended_and_started_again_and_what_it_was_doing_goes_o
 def test_the_fleet_asks_one_that_does_not_serve_until_its_silence_is_too_long() -> None:
     async def body() -> None:
         power = Power()
-        async with kept(power.start, KeeperConfig(wedged_s=100.0)) as replica:
-            fleet = in_fleet(replica)
+        async with kept(power.start, KeeperConfig(wedged_s=100.0)) as fleet:
             assert power.running is not None
             power.running.stuck = True
             assert len((await say(fleet)).tokens_T) == 10
@@ -299,13 +312,13 @@ def test_the_fleet_asks_one_that_does_not_serve_until_its_silence_is_too_long() 
 def test_a_server_that_answers_now_and_then_is_not_wedged() -> None:
     async def body() -> None:
         power = Power()
-        async with kept(power.start, KeeperConfig(wedged_s=100.0)) as replica:
+        async with kept(power.start, KeeperConfig(wedged_s=100.0)) as fleet:
             assert power.running is not None
             for _ in range(10):
                 power.running.stuck = True
-                await unheard(replica, 60.0)
+                await unheard(fleet.replicas[0], 60.0)
                 power.running.stuck = False
-                await replica.statistics()
+                await fleet.replicas[0].statistics()
         assert len(power.starts) == 1
 
     run(body())
@@ -314,11 +327,11 @@ def test_a_server_that_answers_now_and_then_is_not_wedged() -> None:
 def test_a_wedged_server_that_is_not_ours_is_left_alone() -> None:
     async def body() -> None:
         power = Power()
-        async with kept(power.start, KeeperConfig(wedged_s=100.0), ours=False) as replica:
+        async with kept(power.start, KeeperConfig(wedged_s=100.0), ours=False) as fleet:
             assert power.running is not None
             power.running.stuck = True
             for _ in range(3):
-                await unheard(replica, 200.0)
+                await unheard(fleet.replicas[0], 200.0)
             await clock.sleep(10.0)
         assert len(power.starts) == 1
 
@@ -360,8 +373,8 @@ def test_replicas_may_start_together_in_tasks_of_their_own_and_a_bug_of_one_stil
             async with AsyncExitStack() as stack:
                 keepers = await stack.enter_async_context(asyncio.TaskGroup())
                 async with asyncio.TaskGroup() as starts:
-                    for power in powers:
-                        one = keep(power.start, "r0", KeeperConfig(), keepers=keepers)
+                    for power, seat in zip(powers, Fleet(["r0", "r1"]).replicas, strict=True):
+                        one = keep(power.start, seat, KeeperConfig(), keepers=keepers)
                         starts.create_task(stack.enter_async_context(one))
                 assert clock.now() == 2.0
                 powers[1].cut()

@@ -8,7 +8,7 @@
 Law: a turn is answered once, however often it was tried: a try that failed left nothing behind, for cancelling a
 request aborts it in its engine, and what it had said is the beginning of the answer. Only a healthy replica gets turns;
 one that holds another version than the published one gets none. What the fleet decides is decided in `router` and
-`routing.health`; here it is done.
+`health`; here it is done.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FleetStatistics:
 class Fleet:
     """Implements `engine.port.Engine`. Needs no closing: whatever it does in the background ends with the last call.
 
-    `replicas` are the replicas to use everywhere else (publisher, statistics), so that the fleet sees what they say.
+    Its `replicas` are those to use everywhere else (publisher, statistics), so that the fleet sees what they say.
 
     Example:
         fleet = Fleet([EmulatedReplica(f"r{i}", preset("h100-llama-8b")) for i in range(4)])
@@ -54,7 +54,8 @@ class Fleet:
         fleet.release(Session(id="t1", group="g1"))
     """
 
-    def __init__(self, replicas: Sequence[Replica], config: RouterConfig = _DEFAULT) -> None:
+    def __init__(self, replicas: Sequence[Replica | str], config: RouterConfig = _DEFAULT) -> None:
+        """replicas: each is there for good, or is the name of a member whose servers come and go: a keeper's seat."""
         self.replicas: tuple[Member, ...] = tuple(Member(r, self._changed) for r in replicas)
         self._by_name = {m.name: m for m in self.replicas}
         self._config = config
@@ -151,10 +152,6 @@ class Fleet:
         self._expected = version
         for member in self.replicas:
             member.expect(version)
-
-    def restarting(self, name: str) -> None:
-        """Its keeper is starting this replica again: it gets no turns until it answers with the right version."""
-        self._by_name[name].change(lambda health: health.restarts())
 
     def retire(self, name: str) -> None:
         """No more turns for this replica; those that it has are finished. `states` says when: see `draining`."""

@@ -1,11 +1,13 @@
-"""A replica in a fleet: the replica itself, and what its answers have shown.
+"""A member of a fleet: the replica that is behind one name, if any is now, and what its answers have shown.
 
-    generate ─► inner ─► Completion ─► healthy          statistics, commit, …: passed on, and what they say is heard
+    keeper ─► serves(server) … restarts(why) … serves(server) … retires(why)
+    generate ─► server ─► Completion ─► healthy         statistics, commit, …: passed on, and what they say is heard
                    └─► EngineError, no answer, old weights ─► suspect ─► `ask` ─► healthy, stale, or at last dead
     commit ─► held, not proven ─► resume ─► proven      the publisher resumes when digest and canary are right
 
-Law: implements `engine.port.Replica`, so that whoever uses it lets the fleet hear what is said. A version is right when
-it is the one to be served and was proven here. What a request had sampled when its replica failed goes with the error.
+Law: implements `engine.port.Replica`, so that whoever uses it lets the fleet hear what is said, and nobody else passes
+the port on. While no server is there every call fails at once and says why. A version is right when it is the one to be
+served and was proven here. What a request had sampled when its replica failed goes with the error.
 Device intervals that were read while asking are kept for the next reader.
 """
 
@@ -18,20 +20,26 @@ from dataclasses import replace
 
 from muster import clock
 from muster.engine.fleet.health import Health
-from muster.engine.pieces import Pieces, streamed
+from muster.engine.pieces import Pieces
 from muster.engine.port import CachePolicy, DeviceInterval, EngineStatistics, InFlight, Pause, Replica, Scores, Staged
+from muster.engine.servers.running import RunningServer
 from muster.errors import EngineError
 from muster.types import Completion, Ints, Publication, Sampling, Session, Version
 
+_Supports = Callable[[InFlight, CachePolicy], str | None]
+
 
 class Member:
-    """Implements `engine.port.Replica`."""
+    """Implements `engine.port.Replica`, and is the `Seat` of a keeper."""
 
-    def __init__(self, inner: Replica, changed: Callable[[Member], None]) -> None:
-        """changed: called when its health is another one."""
-        self.name = inner.name
-        self.inner = inner
-        self._stream = streamed(inner)
+    def __init__(self, replica: Replica | str, changed: Callable[[Member], None]) -> None:
+        """replica: one that is there for good, or a name for servers to come. changed: called when its health is
+        another one."""
+        self.name = replica if isinstance(replica, str) else replica.name
+        self._server: RunningServer | str = "was not started yet"  # or why there is none
+        self._supports: _Supports = lambda in_flight, cache: "it was not started yet"
+        if not isinstance(replica, str):
+            self.serves(RunningServer(replica))
         self.health = Health()
         self.limits: EngineStatistics | None = None  # its last answer, for capacity and memory
         self.why = ""  # it does not serve
@@ -42,6 +50,28 @@ class Member:
         self._intervals: tuple[DeviceInterval, ...] = ()
         self._deadlines: dict[int, asyncio.Timeout] = {}  # of the requests that it has
         self._requests = 0
+
+    # --- the server that is behind it ------------------------------------------------------------------
+
+    def serves(self, server: RunningServer) -> None:
+        """This one is there now. Its health is what it was, until it answers."""
+        self._server = server
+        self._supports = server.replica.supports
+
+    def restarts(self, why: str) -> None:
+        """Its server ended, and another one is being started: no turns until that answers with the right version."""
+        self._server = f"is being started again: {why}"
+        self.change(lambda health: health.restarts())
+
+    def retires(self, why: str) -> None:
+        """Its server ended, and none will be started."""
+        self._server = f"is not started again: {why}"
+        self.change(lambda health: health.retire())
+
+    def _present(self) -> RunningServer:
+        if isinstance(self._server, str):
+            raise EngineError(f"{self.name} {self._server}")
+        return self._server
 
     # --- health ---------------------------------------------------------------------------------------
 
@@ -78,7 +108,7 @@ class Member:
 
     async def look(self) -> EngineStatistics:
         """Its statistics; the device intervals in it are kept for `statistics`. Raises `EngineError`."""
-        answer = await self.inner.statistics()
+        answer = await self._present().statistics()
         self._intervals += answer.intervals
         self._heard(answer)
         return replace(answer, intervals=())
@@ -112,7 +142,7 @@ class Member:
             try:
                 async with (
                     clock.timeout(timeout_s) as self._deadlines[number],
-                    aclosing(self._stream(tokens, sampling, session)) as stream,
+                    aclosing(self._present().stream(tokens, sampling, session)) as stream,
                 ):
                     async for piece in stream:
                         pieces.add(piece)
@@ -137,14 +167,14 @@ class Member:
     # --- the port, passed on --------------------------------------------------------------------------
 
     async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
-        return await self.inner.generate(tokens, sampling, session)
+        return await self._present().replica.generate(tokens, sampling, session)
 
     async def score(self, tokens: Ints, *, temperature: float) -> Scores:
-        return await self.inner.score(tokens, temperature=temperature)
+        return await self._present().replica.score(tokens, temperature=temperature)
 
     async def statistics(self) -> EngineStatistics:
         try:
-            answer = await self.inner.statistics()
+            answer = await self._present().statistics()
         except EngineError as error:
             self._failed(str(error))
             raise
@@ -153,22 +183,22 @@ class Member:
         return replace(answer, intervals=intervals + answer.intervals)
 
     def supports(self, in_flight: InFlight, cache: CachePolicy) -> str | None:
-        return self.inner.supports(in_flight, cache)
+        return self._supports(in_flight, cache)  # of the last server, where none is there: it never changes
 
     async def stage(self, publication: Publication) -> Staged:
         self._coming = publication.version
-        return await self.inner.stage(publication)
+        return await self._present().replica.stage(publication)
 
     async def pause(self, in_flight: InFlight) -> Pause:
-        return await self.inner.pause(in_flight)
+        return await self._present().replica.pause(in_flight)
 
     async def commit(self, version: Version, cache: CachePolicy) -> Version:
         self._unproven = version  # before its answer, which may be lost
-        return await self.inner.commit(version, cache)
+        return await self._present().replica.commit(version, cache)
 
     async def resume(self) -> None:
         """Whoever committed has found that the weights are right."""
-        await self.inner.resume()
+        await self._present().replica.resume()
         self._unproven = None
 
 
