@@ -21,8 +21,8 @@ A broken invariant is an `assert`; nothing catches it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 from muster.types import Cause, Completion, Ungraded, Verdict
 
@@ -105,6 +105,15 @@ class PublicationError(BoundaryError):
 
 class JournalError(MusterError):
     pass
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions inside groups, however deep, in their order; of any other error, itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
 
 
 def boundary(error: BaseException) -> Ungraded:

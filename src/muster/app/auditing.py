@@ -24,7 +24,7 @@ from rich.text import Text
 from muster import clock
 from muster.app.environments import environment
 from muster.config import RunConfig
-from muster.errors import MusterError, TaskError, UserError
+from muster.errors import MusterError, TaskError, UserError, leaves
 from muster.sandbox.config import SandboxConfig
 from muster.tasks.audit_record import AuditRecord, AuditTarget, Flaw, Probe, TaskAudit, read, write
 from muster.tasks.harbor import load_directory
@@ -153,11 +153,7 @@ async def _audit_all(
                     for task in tasks:
                         group.create_task(one(task))
             except* MusterError as several:
-                raise _first(several) from None  # one of our own messages is what a user needs to see
-
-
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+                raise next(leaves(several)) from None  # one of our own messages is what a user needs to see
 
 
 def _sized(sandbox: SandboxConfig) -> SandboxConfig:

@@ -32,7 +32,7 @@ from muster.engine.fleet.fleet import Fleet
 from muster.engine.launching import is_ours, launch
 from muster.engine.port import Replica
 from muster.engine.servers.keeper import Seat, keep
-from muster.errors import MusterError, UserError
+from muster.errors import MusterError, UserError, leaves
 from muster.evaluate import Evaluator
 from muster.journal import FILE_NAME, EventRow, Journal, SessionRow
 from muster.metrics import JsonlSink, Metrics
@@ -227,12 +227,7 @@ def _plain_errors() -> Generator[None]:
     try:
         yield
     except* MusterError as group:
-        raise _first(group) from None
-
-
-def _first(error: BaseException) -> BaseException:
-    inner: tuple[BaseException, ...] = getattr(error, "exceptions", ())
-    return _first(inner[0]) if inner else error
+        raise next(leaves(group)) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ Law: no torch and no adapter here; whoever launches an engine reads this. All ki
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -153,8 +153,9 @@ class SglangConfig(BaseModel):
 
 
 def _kind_of(value: Any) -> str:
-    kind = value.get("kind", "embedded") if isinstance(value, dict) else getattr(value, "kind", "embedded")
-    return str(kind)
+    if isinstance(value, dict):
+        return str(cast("dict[str, Any]", value).get("kind", "embedded"))
+    return str(getattr(value, "kind", "embedded"))
 
 
 def _from_word(value: Any) -> Any:

@@ -5,7 +5,7 @@ Law: the only file that knows all kinds. Whoever has the replica cannot tell the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -31,7 +31,7 @@ async def launch(
     version: int = 0,
     on_end: Callable[[str], None] = lambda words: None,
     log: Path | None = None,
-) -> AsyncIterator[Replica]:
+) -> AsyncGenerator[Replica]:
     """Start, or find, the `index`-th replica of `config`, and yield it when it is ready.
 
     version: number of the weights in `model_dir`. on_end: called with the process's last words if it ends by itself.

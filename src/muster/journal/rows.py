@@ -170,7 +170,8 @@ class TrajectoryRow:
 def _turn(columns: Mapping[str, Any]) -> Turn:
     """JSON knows no tuples, and runs of before had no such columns."""
     sequences = {name: tuple(columns.get(name, ())) for name in ("commands", "observations")}
-    return Turn(**{**columns, **sequences})
+    whole: dict[str, Any] = {**columns, **sequences}
+    return Turn(**whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

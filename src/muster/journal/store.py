@@ -306,7 +306,7 @@ class Journal:
         return rows[0].trajectory(s.span() for s in spans)
 
     def publications(self) -> list[PublicationRecord]:
-        return [PublicationRecord(**{**d, "version": Version(**d["version"])}) for d in self._json("publication")]
+        return [_publication(d) for d in self._json("publication")]
 
     def evaluations(self) -> list[Evaluation]:
         """In the order they were taken."""

@@ -7,16 +7,14 @@ the machine and its neighbours, so targets are ratios of two sides measured in t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Value = str | int | float
 
-_OPERATORS = {
-    ">=": lambda value, threshold: value >= threshold,
-    "<=": lambda value, threshold: value <= threshold,
-}
+_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {">=": operator.ge, "<=": operator.le}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ refused here, by name, before any weight is read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from muster.errors import ModelError
 
@@ -53,7 +53,7 @@ class LlamaConfig:
             raise ModelError(f"{path}: not valid JSON ({error})") from None
         if not isinstance(raw, dict):
             raise ModelError(f"{path}: expected an object, found {type(raw).__name__}")
-        return cls.from_json(raw, str(path))
+        return cls.from_json(cast("dict[str, Any]", raw), str(path))
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], where: str = "config.json") -> LlamaConfig:
@@ -139,7 +139,9 @@ def _all(value: object) -> tuple[int, ...]:
     """Token ids of a key that holds none, one or a list."""
     if value is None:
         return ()
-    return tuple(int(v) for v in value) if isinstance(value, list | tuple) else (int(str(value)),)
+    if isinstance(value, list | tuple):
+        return tuple(int(v) for v in cast("Sequence[Any]", value))
+    return (int(str(value)),)
 
 
 def _first(value: object) -> int | None:

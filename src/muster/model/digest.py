@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class Hash(Protocol):
+    """A digest that grows, as `hashlib.sha256()` begins one."""
+
+    def update(self, data: bytes | memoryview, /) -> None: ...
 
 
 def digest(state: Mapping[str, Tensor]) -> str:
@@ -23,7 +30,7 @@ def digest(state: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def digesting(state: Mapping[str, Tensor], total: hashlib._Hash) -> Iterator[None]:
+def digesting(state: Mapping[str, Tensor], total: Hash) -> Iterator[None]:
     """As `digest`, one parameter at a time, for who must do something else in between."""
     for name in sorted(state):
         tensor = state[name].detach().contiguous()

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def whole_directory(target: Path) -> Iterator[Path]:
+def whole_directory(target: Path) -> Generator[Path]:
     """Yield an empty temporary directory beside `target`; on success it is synced and becomes `target`.
 
     If another process finished the same `target` first, theirs stays and ours is removed.

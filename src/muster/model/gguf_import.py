@@ -4,6 +4,8 @@ Law: exact. Quantised blocks become the fp32 numbers they stand for, never round
 which GGUF stores interleaved for its own rotary kernel, return to the half-split order; the tokenizer's
 pre-tokenizer is rebuilt by name, or refused.
 """
+# torch and tokenizers leave much of what they offer without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

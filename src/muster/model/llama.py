@@ -7,6 +7,8 @@ code runs in fp32, in bf16, and in fp32 under bf16 autocast, where the residual 
 
 Shapes: T tokens, D width, V words.
 """
+# torch leaves much of what it offers without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -109,8 +109,9 @@ def _compile(template: str) -> Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    environment.globals["raise_exception"] = refuse
-    environment.filters["tojson"] = json.dumps
+    untyped: Any = environment  # jinja2 leaves these two open
+    untyped.globals["raise_exception"] = refuse
+    untyped.filters["tojson"] = json.dumps
     try:
         return environment.from_string(template)
     except TemplateError as error:
@@ -128,10 +129,12 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _text(value: object) -> str:
     """A special token is written as text or as an object with `content`."""
-    return str(value.get("content", "")) if isinstance(value, Mapping) else value if isinstance(value, str) else ""
+    if isinstance(value, Mapping):
+        return str(cast("Mapping[str, object]", value).get("content", ""))
+    return value if isinstance(value, str) else ""
 
 
 def _ids(value: object) -> list[int]:
     if value is None:
         return []
-    return [int(v) for v in value] if isinstance(value, list) else [int(str(value))]
+    return [int(v) for v in cast("list[Any]", value)] if isinstance(value, list) else [int(str(value))]

@@ -9,6 +9,8 @@ converted once into the user's cache, whole or not at all, as exact as its sourc
 
 `digest` is how a trainer and an engine agree that they hold the same weights.
 """
+# torch leaves much of what it offers without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

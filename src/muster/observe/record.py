@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from muster.journal import (
     BatchRow,
@@ -79,7 +79,7 @@ class Record:
         """A value of the resolved configuration; None where this run's configuration has no such key."""
         value: Any = self.meta.get("config")
         for key in path:
-            value = value.get(key) if isinstance(value, dict) else None
+            value = cast("dict[str, Any]", value).get(key) if isinstance(value, dict) else None
         return value
 
 

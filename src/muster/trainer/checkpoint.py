@@ -10,6 +10,8 @@ also an adapter as PEFT reads it.
                 optimizer/moments.safetensors     AdamW's moments and step counts
                 trainer.json                      counters, random state, and the configuration it was made with
 """
+# torch leaves much of what it offers without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ stream is fp32; matrix products and what they feed run in the compute precision.
 
 Shapes: T rows, D width, H query heads, K key/value heads, W head width, F MLP width.
 """
+# torch leaves much of what it offers without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ high and a low part): what comes out is near 0 exactly where the softmax is larg
 Logits exist a few rows at a time and are computed again in the backward pass.
 Shapes: M distinct hidden rows, D width, V words, N (row, word) pairs.
 """
+# torch leaves much of what it offers without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ autograd's on the plain formula (a test compares them in fp64).
 
 Shapes: T rows, D width, F MLP width, H query heads, K key/value heads, W head width.
 """
+# torch leaves much of what it offers without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

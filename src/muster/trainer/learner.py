@@ -5,6 +5,8 @@ once by its denominator, clipped by norm, and applied; if it is not finite it is
 
     logprobs(row) ─► backward(gradient) ─► accumulate … ─► update(denominator) ─► new weights
 """
+# torch leaves much of what it offers without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

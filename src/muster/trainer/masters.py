@@ -8,6 +8,8 @@ trained is the one that is served.
     an adapter:         frozen[NAME] (serving dtype) ─────────────────────────┐
                         trained[NAME.lora_A], [NAME.lora_B] (fp32) ─► merge ──┴──► value(NAME)
 """
+# torch leaves much of what it offers without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

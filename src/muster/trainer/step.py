@@ -7,6 +7,8 @@ is taken only when some token has a gradient: momentum alone must not move the w
     items ─► [log pi of everything] ─► per update: plan ─► rows ─► row_loss ─► backward ─► divide, clip, AdamW
           ─► a sample scored again under the new weights: drift
 """
+# torch leaves much of what it offers without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

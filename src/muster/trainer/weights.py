@@ -10,6 +10,8 @@ after each row, so that accumulation over rows never rounds to bf16. What is fro
 
 Fused: q, k and v are one matrix, gate and up are another: fewer and larger products.
 """
+# torch leaves much of what it offers without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

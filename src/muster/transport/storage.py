@@ -5,6 +5,8 @@ place and tells no secret. Listings are asked for anew each time: another proces
 
     Stored(URL) ─ reading, writing, remove, names ─► s3fs, gcsfs, adlfs, ... ─ any error of theirs ─► OSError
 """
+# fsspec has no types
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ Law: single-threaded and synchronous; whoever owns the thread calls `step` while
 carries the version whose weights sampled it. Cache is shared between requests that began under one salt, and every
 commit makes a new one, unless it is told to share.
 """
+# torch leaves much of what it offers without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

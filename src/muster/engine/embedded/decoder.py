@@ -7,6 +7,8 @@ pass up to rounding, because partial attentions are merged by their log-sum-exps
 
 Shapes: T tokens of the step, H query heads, K key/value heads, G = H / K, W head width, D width, R rows.
 """
+# torch leaves much of what it offers without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -39,7 +39,7 @@ async def launch(
     version: int = 0,
     on_end: Callable[[str], None] = lambda words: None,
     log: Path | None = None,
-) -> AsyncIterator[HttpReplica]:
+) -> AsyncGenerator[HttpReplica]:
     """Start an engine on a free loopback port and yield a replica that is ready.
 
     version: number of the weights in `model_dir`. on_end: called with the process's last words if it ends by itself.

@@ -10,7 +10,7 @@ import json
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import aiohttp
 from pydantic_core import from_json, to_json
@@ -146,6 +146,6 @@ def _message(raw: bytes) -> str:
     try:
         answer = json.loads(raw)
         error = answer.get("error") or answer.get("message") or answer["detail"]
-        return str(error["message"]) if isinstance(error, dict) else str(error)
+        return str(cast("dict[str, Any]", error)["message"]) if isinstance(error, dict) else str(error)
     except (ValueError, KeyError, TypeError, AttributeError):
         return raw[:200].decode(errors="replace")

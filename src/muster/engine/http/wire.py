@@ -186,7 +186,9 @@ def completion_from_json(body: Mapping[str, Any], replica: str) -> Completion:
         versions_T[span["start"] : span["end"]] = int(span["version"])
     if len(logprobs) != len(tokens_T) or (versions_T < 0).any():
         raise ValueError("a sampled token without log-probability or version")
-    details = (body.get("usage") or {}).get("prompt_tokens_details") or {}
+    usage: Mapping[str, Any] = body.get("usage") or {}
+    details: Mapping[str, Any] = usage.get("prompt_tokens_details") or {}
+    timings: Mapping[str, Any] = body.get("timings") or {}
     return Completion(
         tokens_T=tokens_T,
         logprobs_T=np.array(logprobs, dtype=np.float32),
@@ -194,7 +196,7 @@ def completion_from_json(body: Mapping[str, Any], replica: str) -> Completion:
         finish=choice["finish_reason"],
         cached_tokens=int(details.get("cached_tokens") or 0),
         replica=replica,
-        **{name: float((body.get("timings") or {}).get(name, 0.0)) for name in _TIMINGS},
+        **{name: float(timings.get(name, 0.0)) for name in _TIMINGS},
     )
 
 
@@ -271,7 +273,8 @@ def statistics_from_json(body: Mapping[str, Any]) -> EngineStatistics:
     intervals = tuple(
         DeviceInterval(state=DeviceState(i["state"]), start=i["start"], end=i["end"]) for i in body["intervals"]
     )
-    return EngineStatistics(**{**body, "version": Version(**body["version"]), "intervals": intervals})
+    whole: dict[str, Any] = {**body, "version": Version(**body["version"]), "intervals": intervals}
+    return EngineStatistics(**whole)
 
 
 def statistics_to_prometheus(statistics: EngineStatistics) -> str:

@@ -16,7 +16,7 @@ import os
 import signal
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -146,7 +146,7 @@ async def spawn(
     grace_s: float = 0.0,
     cwd: Path | None = None,
     log: Path | None = None,
-) -> AsyncIterator[ServerProcess]:
+) -> AsyncGenerator[ServerProcess]:
     """Start `command` and yield it at once; wait for it with `first_line` or `ready_when`.
 
     env: all of its environment, a secret included: arguments are for everyone to read. grace_s: between SIGTERM and

@@ -9,7 +9,7 @@ Law: knows no kind. A port that was promised to a server is held for it: nobody 
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
@@ -43,7 +43,7 @@ async def started(
     replica: Callable[[str], R],
     on_end: Callable[[str], None],
     log: Path | None = None,
-) -> AsyncIterator[R]:
+) -> AsyncGenerator[R]:
     """Start a server and yield its replica when it is ready.
 
     env: all of its environment, a secret included: arguments are for everyone to read. ready: waits until the server
@@ -70,7 +70,7 @@ async def answering(server: ServerProcess, url: str, timeout_s: float) -> str:
 
 
 @contextmanager
-def held_ports(count: int) -> Iterator[list[int]]:
+def held_ports(count: int) -> Generator[list[int]]:
     """Numbers of loopback ports for servers that take a number and no socket; nobody else is given them in the block.
 
     Each is held by a socket that is bound and never listens. With SO_REUSEADDR on both sides, and every server sets it,

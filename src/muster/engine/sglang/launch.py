@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -43,7 +43,7 @@ async def launch(
     version: int = 0,
     on_end: Callable[[str], None] = lambda words: None,
     log: Path | None = None,
-) -> AsyncIterator[SglangReplica]:
+) -> AsyncGenerator[SglangReplica]:
     """A replica that is ready, the `index`-th of `config`.
 
     version: number of the weights in `model_dir`. on_end: called with the process's last words if it ends by itself.

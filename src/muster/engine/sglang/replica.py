@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -302,7 +302,7 @@ class SglangReplica:
         return Scores(logprobs_T=logprobs_T, version=version)
 
     @asynccontextmanager
-    async def _running(self) -> AsyncIterator[None]:
+    async def _running(self) -> AsyncGenerator[None]:
         """A paused server runs inside, with the gate closed; held requests go on meanwhile."""
         if self._pause is None:
             yield

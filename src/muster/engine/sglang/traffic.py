@@ -7,7 +7,7 @@ can be seen from outside: a server with a request is decoding, one between `clos
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -45,7 +45,7 @@ class Traffic:
         return self._paused_s + (0.0 if self.gate.is_set() else clock.now() - self._paused_since)
 
     @contextmanager
-    def running(self, rid: str) -> Iterator[None]:
+    def running(self, rid: str) -> Generator[None]:
         self._running.add(rid)
         self._idle.clear()
         self._look()

@@ -6,7 +6,7 @@ spans are the last word. Times are split at vLLM's own time stamps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -95,7 +95,7 @@ class Calls:
         return self._calls.get(request_id)
 
     @contextmanager
-    def of(self, request_id: str, tokens: Ints) -> Iterator[Call]:
+    def of(self, request_id: str, tokens: Ints) -> Generator[Call]:
         """For as long as somebody waits for the request."""
         if request_id in self._calls:
             raise UserError(f"request_id {request_id!r} is in use")
@@ -107,7 +107,7 @@ class Calls:
             del self._calls[request_id]
 
     @contextmanager
-    def inside_vllm(self, call: Call) -> Iterator[None]:
+    def inside_vllm(self, call: Call) -> Generator[None]:
         call.inside = True
         self._look(clock.now())
         try:

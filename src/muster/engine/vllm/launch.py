@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -44,7 +44,7 @@ async def launch(
     version: int = 0,
     on_end: Callable[[str], None] = lambda words: None,
     log: Path | None = None,
-) -> AsyncIterator[HttpReplica]:
+) -> AsyncGenerator[HttpReplica]:
     """A replica that is ready, the `index`-th of `config`.
 
     version: number of the weights in `model_dir`. on_end: called with the process's last words if it ends by itself.

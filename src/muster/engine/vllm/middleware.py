@@ -7,7 +7,6 @@ Law: nothing of vLLM is changed or hidden. A middleware is vLLM's documented way
 everything on, and opens its own port when the application starts. With a bearer token in MUSTER_ENGINE_TOKEN; without
 one it serves loopback only. vLLM's development endpoints are not needed and stay off.
 """
-# pyright: reportMissingImports=false
 
 from __future__ import annotations
 

@@ -5,11 +5,13 @@
 Law: no request, no scheduler, no block of the cache is touched: vLLM's own prompt log-probabilities are before
 temperature, and a paused server makes none.
 """
-# pyright: reportMissingImports=false
+# vllm is not installed where types are checked
+# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,7 +80,7 @@ def _one_sequence(count: int, block: int, positions_T: Tensor) -> CommonAttentio
 
 
 @contextmanager
-def _scratch_cache(runner: Any, count: int) -> Iterator[None]:
+def _scratch_cache(runner: Any, count: int) -> Generator[None]:
     """Other blocks in every attention layer, for as long as the body runs."""
     layers = runner.compilation_config.static_forward_context
     kept: dict[str, Tensor] = {}

@@ -6,7 +6,9 @@
 Law: what vLLM is asked, and how its answers read, is here; when, is decided in `control`. The version of a token
 is vLLM's own label, made in its core; it changes only when all that was sampled under the old one has been read.
 """
-# pyright: reportMissingImports=false, reportUnknownVariableType=false
+# vllm is not installed where types are checked
+# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ the matrix; the handle itself is asked, with one-hot rows, so that a packing gon
 in the wrong rows cannot keep the right label. On the GPU the parameters are plain; they are copied into, and read
 back after that.
 """
-# pyright: reportMissingImports=false
+# vllm is not installed where types are checked
+# pyright: reportMissingImports=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

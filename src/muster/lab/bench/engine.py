@@ -11,6 +11,8 @@ the sides take turns, so that a busy moment hits both. Every time covers everyth
 
 `generate` does not share prefixes: its time is the same for both workloads, and is measured once.
 """
+# torch and transformers leave much of what they offer without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

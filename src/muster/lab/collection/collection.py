@@ -278,7 +278,12 @@ def number_of(task_id: str) -> int:
 def _plan(world: CollectionWorld, seed: int, groups: Groups | None) -> Plan:
     if groups is not None:
         return lambda number: groups[number % len(groups)]
-    return cache(lambda number: group_programs(world.workload, seed, number))
+
+    @cache
+    def plan(number: int) -> tuple[Program, ...]:
+        return group_programs(world.workload, seed, number)
+
+    return plan
 
 
 def known(world: CollectionWorld, seed: int) -> dict[str, Any]:

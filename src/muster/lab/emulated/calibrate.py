@@ -190,7 +190,7 @@ def non_negative(counts_RC: npt.NDArray[np.float64], target_R: npt.NDArray[np.fl
     used = [c for c in range(counts_RC.shape[1]) if counts_RC[:, c].any()]
     costs_C = np.zeros(counts_RC.shape[1])
     while used:
-        scale = np.linalg.norm(counts_RC[:, used], axis=0)
+        scale: npt.NDArray[np.float64] = np.linalg.norm(counts_RC[:, used], axis=0)
         solution = np.linalg.lstsq(counts_RC[:, used] / scale, target_R, rcond=None)[0]
         if (solution >= 0).all():
             costs_C[used] = solution / scale

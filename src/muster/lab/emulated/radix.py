@@ -179,8 +179,8 @@ class RadixCache(Generic[Owner]):
     def unlock(self, node: Node[Owner]) -> None:
         """One user less, on the whole path. What an old salt leaves behind is forgotten at once."""
         now = next(self._tick)
-        leaf: Node[Owner] | None = node
-        while leaf is not None and leaf.parent is not None:
+        leaf = node
+        while leaf.parent is not None:
             leaf.locks -= 1
             leaf.last_used = now
             if not leaf.locks:
@@ -243,8 +243,8 @@ class RadixCache(Generic[Owner]):
         return upper
 
     def _lock(self, node: Node[Owner]) -> None:
-        leaf: Node[Owner] | None = node
-        while leaf is not None and leaf.parent is not None:
+        leaf = node
+        while leaf.parent is not None:
             if not leaf.locks:
                 self.idle -= len(leaf.run)
             leaf.locks += 1

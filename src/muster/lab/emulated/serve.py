@@ -13,7 +13,7 @@ import asyncio
 import ipaddress
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
@@ -48,7 +48,7 @@ def calibrate_url(url: str, *, longest: int, step_tokens: int, repeats: int, say
 @asynccontextmanager
 async def serving(
     engine: EmulatedEngine, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str]:
     """Serve `engine` and yield the address. port: 0 takes a free one. Raises `UserError` when it cannot listen."""
     runner = web.AppRunner(application(engine, token), handler_cancellation=True, access_log=None)
     await runner.setup()

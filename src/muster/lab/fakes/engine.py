@@ -89,7 +89,7 @@ class FakeReplica:
         version: Version | None = None,
     ) -> None:
         self.name = name
-        self.version = version or Version(number=0, digest="initial")
+        self.version: Version = version or Version(number=0, digest="initial")
         self._policy, self._rates = policy, rates or FakeRates()
         self._staged: Version | None = None
         self._slots = asyncio.Semaphore(self._rates.capacity)

@@ -10,13 +10,13 @@ Law: a draw's outcome depends on its world, its number and the groups, so that a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
-from muster.errors import MusterError
+from muster.errors import MusterError, leaves
 from muster.journal import BatchRow, DeviceRow, Journal, LaunchRow, TrajectoryRow
 from muster.lab.collection.collection import Collected, CollectionWorld, number_of, simulate
 from muster.lab.collection.workload import Program, group_programs
@@ -76,7 +76,7 @@ class Draws:
 
 
 @contextmanager
-def drawing(work: DrawWork, *, jobs: int = 0) -> Iterator[Draws]:
+def drawing(work: DrawWork, *, jobs: int = 0) -> Generator[Draws]:
     """`jobs`: processes; 0: one for each core, 1: this one."""
     jobs = jobs or os.cpu_count() or 1
     if jobs == 1:
@@ -99,12 +99,7 @@ def play(work: DrawWork, task: DrawTask) -> Outcome | Failed:
         stopped, unknown = error.split(MusterError)
         if unknown is not None or stopped is None:
             raise
-        return str(_first(stopped))
-
-
-def _first(error: BaseException) -> BaseException:
-    """Task groups wrap what went wrong."""
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+        return str(next(leaves(stopped)))
 
 
 def _sharing(task: DrawTask, groups: Groups | None, guess: Shares) -> Outcome:

@@ -14,11 +14,11 @@ import asyncio
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from muster import clock
-from muster.errors import EngineError, PublicationError, TrainerError
+from muster.errors import EngineError, PublicationError, TrainerError, leaves
 from muster.journal import EventRow, Journal, KeepRow, StepRow, TrajectoryRow
 from muster.lab.world import breaks
 from muster.lab.world.account import check_end, check_life
@@ -160,19 +160,19 @@ class World:
 
     def _stopped(self, cast: Cast, error: BaseException) -> None:
         """A stop by the world's failures is what production does; anything else is a broken law."""
-        leaves = list(_leaves(error))
-        for leaf in leaves:
+        found = list(leaves(error))
+        for leaf in found:
             if isinstance(leaf, LawBroken):
                 raise leaf
-        surprises = [e for e in leaves if not isinstance(e, EXPECTED)]
+        surprises = [e for e in found if not isinstance(e, EXPECTED)]
         if surprises:
             raise LawBroken(Law.CRASH, repr(surprises[0])) from surprises[0]
-        for leaf in leaves:
+        for leaf in found:
             serving = [r.name for r in cast.replicas if r.inner.serves]
             unneeded = isinstance(leaf, EngineError) and serving
             cast.laws.check(Law.LIVENESS, not unneeded, f"stopped by {leaf}, and {serving} serve")
-        self._stops[type(leaves[0]).__name__] += 1
-        self.journal.record(EventRow(at=clock.now(), kind="stopped", message=str(leaves[0])))
+        self._stops[type(found[0]).__name__] += 1
+        self.journal.record(EventRow(at=clock.now(), kind="stopped", message=str(found[0])))
 
 
 async def _ended(cast: Cast, main: asyncio.Future[bool]) -> bool | BaseException:
@@ -203,11 +203,3 @@ async def _mishaps(cast: Cast) -> AsyncGenerator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error

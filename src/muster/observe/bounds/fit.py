@@ -13,7 +13,7 @@ how fast it could.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -139,5 +139,5 @@ def _seconds(spans: Iterable[SpanRow], *stages: Stage) -> float:
 def _setting(config: Mapping[str, Any], *path: str) -> Any:
     value: Any = config
     for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
+        value = cast("Mapping[str, Any]", value).get(key) if isinstance(value, Mapping) else None
     return value

@@ -29,7 +29,8 @@ def render_page(report: Report) -> str:
     environment = Environment(
         loader=PackageLoader("muster.observe.render", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"cut": cut, "seconds": words.seconds, "evidence": _evidence}
+    untyped: Any = environment  # jinja2 leaves its filters open
+    untyped.filters |= {"cut": cut, "seconds": words.seconds, "evidence": _evidence}
     return environment.get_template("page.html.j2").render(
         report=report,
         headline=headline(report),

@@ -3,6 +3,8 @@
 Law: the only module of this package that needs matplotlib (extra `train`); nothing imports it until a figure is
 asked for. It draws without pyplot, so no display is touched. Colours are those of `palette`, everywhere.
 """
+# matplotlib leaves most of what it offers without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from muster.journal import TrajectoryRow
 from muster.observe import words
@@ -222,7 +222,9 @@ def _rate(e: Evaluation) -> str:
 
 def _short(key: str, value: Any) -> str:
     """Digests by their first twelve digits."""
-    text = ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
+    text = str(value)
+    if isinstance(value, Mapping):
+        text = ", ".join(f"{name}={part}" for name, part in cast("Mapping[str, Any]", value).items())
     if "digest" in key:
         return text[:12]
     return text if len(text) <= 60 else text[:57] + "..."

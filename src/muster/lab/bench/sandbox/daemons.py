@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import docker
 
@@ -93,11 +94,12 @@ def import_base(host: str) -> None:
     """Give a daemon the image `BASE`, made of this machine's own programs: a private one cannot pull."""
     with tempfile.TemporaryDirectory() as scratch, contextlib.closing(docker.APIClient(host, version="auto")) as api:
         archive = build_tar(Path(scratch, "root.tar"), Path(scratch, "root"))
-        said: str = api.import_image(src=str(archive), repository="muster-import", tag="latest")
+        untyped: Any = api  # these methods have no types
+        said: str = untyped.import_image(src=str(archive), repository="muster-import", tag="latest")
         # podman takes the tag for a comment; both say the id
         repository, tag = BASE.split(":")
-        api.tag(json.loads(said.strip().splitlines()[-1])["status"], repository, tag)
-        api.remove_image("muster-import:latest")
+        untyped.tag(json.loads(said.strip().splitlines()[-1])["status"], repository, tag)
+        untyped.remove_image("muster-import:latest")
 
 
 def _require(*programs: str) -> None:

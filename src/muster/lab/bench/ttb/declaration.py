@@ -11,7 +11,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -85,7 +85,7 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
     for name, value in above.items():
         old = merged.get(name)
         if isinstance(old, Mapping) and isinstance(value, Mapping) and "median" not in value:
-            merged[name] = laid_over(old, value)
+            merged[name] = laid_over(cast("Mapping[str, Any]", old), cast("Mapping[str, Any]", value))
         else:
             merged[name] = value
     return merged

@@ -3,6 +3,8 @@
 Law: the only module of the benchmark that needs matplotlib (extra `train`); nothing imports it until a figure is asked
 for. A stage has the colour that it has everywhere.
 """
+# matplotlib leaves most of what it offers without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -43,7 +43,7 @@ class Orders(BaseModel):
 @asynccontextmanager
 async def serve(
     names: Sequence[str], engine: EmulatedEngineConfig, groups: Groups, *, processes: int
-) -> AsyncIterator[list[HttpReplica]]:
+) -> AsyncGenerator[list[HttpReplica]]:
     """Replicas of these names, spread over so many processes. Raises `EngineError` when one does not start."""
     async with AsyncExitStack() as stack:
         shares = [tuple(names[k::processes]) for k in range(min(processes, len(names)))]
@@ -58,7 +58,7 @@ async def serve(
 
 
 @asynccontextmanager
-async def _process(orders: Orders) -> AsyncIterator[Process]:
+async def _process(orders: Orders) -> AsyncGenerator[Process]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", __name__),
         stdin=PIPE,
