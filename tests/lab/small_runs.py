@@ -9,7 +9,7 @@ from muster.engine.timing import EngineTiming
 from muster.lab.collection.collection import CollectionWorld, FleetWorld, SandboxWorld, TrainingWorld
 from muster.lab.collection.timed_sandbox import SandboxTimes
 from muster.lab.collection.workload import Lognormal, WorkloadConfig
-from muster.lab.plan.fit_world import Setup
+from muster.lab.plan.fit.world import Setup
 from muster.orchestrator.config import LoopConfig, SchedulerConfig
 from muster.sandbox.config import SandboxConfig
 

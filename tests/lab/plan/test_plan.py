@@ -17,7 +17,7 @@ from muster.journal import FILE_NAME, Journal
 from muster.lab.collection.collection import CollectionWorld, simulate
 from muster.lab.plan.changes import changes
 from muster.lab.plan.draws import DrawTask, DrawWork, play
-from muster.lab.plan.fit_sharing import Shares
+from muster.lab.plan.fit.sharing import Shares
 from muster.lab.plan.plan import PlanOptions, plan
 from muster.lab.plan.planner import Outcome
 from muster.lab.plan.worlds import base_of

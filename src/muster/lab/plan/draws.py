@@ -20,8 +20,8 @@ from muster.errors import MusterError, leaves
 from muster.journal import BatchRow, DeviceRow, Journal, LaunchRow, TrajectoryRow
 from muster.lab.collection.collection import Collected, CollectionWorld, number_of, simulate
 from muster.lab.collection.workload import Program, group_programs
-from muster.lab.plan.fit_programs import Groups, draw
-from muster.lab.plan.fit_sharing import Shares, shares, slowed
+from muster.lab.plan.fit.programs import Groups, draw
+from muster.lab.plan.fit.sharing import Shares, shares, slowed
 from muster.lab.plan.planner import Outcome, devices
 from muster.lab.workers import workers
 
@@ -30,7 +30,7 @@ from muster.lab.workers import workers
 class DrawWork:
     """What is played, and on what. `groups`: recorded ones to draw from; None: what each world declares.
 
-    alone: engines and trainer are processes of one machine (`lab.plan.fit_sharing`); a first guess of their shares.
+    alone: engines and trainer are processes of one machine (`lab.plan.fit.sharing`); a first guess of their shares.
     """
 
     groups: Groups | None = None

@@ -18,8 +18,8 @@ from muster.errors import UserError
 from muster.journal import FILE_NAME, Journal
 from muster.lab.plan.changes import Change, changes, unlimited, with_slots
 from muster.lab.plan.draws import Draws, DrawWork, drawing
-from muster.lab.plan.fit_run import measured
-from muster.lab.plan.fit_world import MeasuredBatches
+from muster.lab.plan.fit.run import measured
+from muster.lab.plan.fit.world import MeasuredBatches
 from muster.lab.plan.planner import WORTH, Comparison, Outcome, SimulatedRun, median, recommend, slots_needed
 from muster.lab.plan.words import Slots, planned, predicted, sandboxes_sentence
 from muster.lab.plan.worlds import Base, base_of, config_of, declared

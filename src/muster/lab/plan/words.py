@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from muster.engine.config import EmulatedEngineConfig
 from muster.lab.plan.changes import Change
-from muster.lab.plan.fit_world import MeasuredBatches
+from muster.lab.plan.fit.world import MeasuredBatches
 from muster.lab.plan.planner import WITHIN, Comparison, Outcome, Recommendation, SimulatedRun, devices, median
 from muster.lab.plan.worlds import Base
 from muster.lab.result import BenchResult, Target, Value

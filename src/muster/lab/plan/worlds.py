@@ -21,10 +21,10 @@ from muster.journal import Journal
 from muster.lab.collection.collection import CollectionWorld
 from muster.lab.emulated.presets import preset
 from muster.lab.plan.changes import Change
-from muster.lab.plan.fit_programs import Groups
-from muster.lab.plan.fit_run import RECENT, SETTLED, fit_run
-from muster.lab.plan.fit_sharing import Shares
-from muster.lab.plan.fit_world import Fitted, MeasuredBatches, Setup
+from muster.lab.plan.fit.programs import Groups
+from muster.lab.plan.fit.run import RECENT, SETTLED, fit_run
+from muster.lab.plan.fit.sharing import Shares
+from muster.lab.plan.fit.world import Fitted, MeasuredBatches, Setup
 
 ONE_MACHINE = "engine and trainer share this machine's cores: while both compute, each is taken to be half as fast"
 ENOUGH = 1024

@@ -14,10 +14,10 @@ from muster.journal import Journal
 from muster.lab.collection.collection import CollectionWorld, simulate
 from muster.lab.collection.programs import Mishaps
 from muster.lab.collection.workload import programs
-from muster.lab.plan.fit_engine import EngineFit
-from muster.lab.plan.fit_programs import draw
-from muster.lab.plan.fit_run import fit_run
-from muster.lab.plan.fit_world import Fitted
+from muster.lab.plan.fit.engine import EngineFit
+from muster.lab.plan.fit.programs import draw
+from muster.lab.plan.fit.run import fit_run
+from muster.lab.plan.fit.world import Fitted
 
 
 def fitted(world: CollectionWorld, seed: int = 0) -> Fitted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muster.journal import DeviceRow
-from muster.lab.plan.fit_sharing import Shares, shares
+from muster.lab.plan.fit.sharing import Shares, shares
 
 
 def row(device: str, state: str, start: float, end: float) -> DeviceRow:

@@ -20,9 +20,9 @@ from muster.lab.collection.collection import CollectionWorld, FleetWorld, Sandbo
 from muster.lab.collection.programs import Mishaps
 from muster.lab.collection.timed_sandbox import SandboxTimes
 from muster.lab.collection.workload import Lognormal, WorkloadConfig
-from muster.lab.plan.fit_engine import EngineFit
-from muster.lab.plan.fit_programs import Groups
-from muster.lab.plan.fit_sharing import Shares
+from muster.lab.plan.fit.engine import EngineFit
+from muster.lab.plan.fit.programs import Groups
+from muster.lab.plan.fit.sharing import Shares
 from muster.orchestrator.config import LoopConfig, SchedulerConfig
 from muster.publish.config import PublisherConfig
 from muster.sandbox.config import SandboxConfig

@@ -21,8 +21,8 @@ from muster.lab.collection.collection import TrainingWorld
 from muster.lab.collection.programs import Mishaps
 from muster.lab.collection.timed_sandbox import SandboxTimes
 from muster.lab.collection.workload import Lognormal
-from muster.lab.plan.fit_engine import fit_timing, visits_of
-from muster.lab.plan.fit_programs import (
+from muster.lab.plan.fit.engine import fit_timing, visits_of
+from muster.lab.plan.fit.programs import (
     SandboxSeconds,
     common_tokens,
     graded_groups,
@@ -30,8 +30,8 @@ from muster.lab.plan.fit_programs import (
     program_of,
     sandbox_seconds,
 )
-from muster.lab.plan.fit_sharing import TRAINER, Shares, shares
-from muster.lab.plan.fit_world import Fitted, MeasuredBatches, Setup
+from muster.lab.plan.fit.sharing import TRAINER, Shares, shares
+from muster.lab.plan.fit.world import Fitted, MeasuredBatches, Setup
 from muster.observe.bounds.fit import by_owner
 from muster.types import DeviceState, PublicationRecord
 
@@ -54,7 +54,7 @@ def fit_run(
     """Fit the latest batches of a run.
 
     engine: take this server instead of fitting one. shared_cores: engines and trainer were processes of one machine;
-    what they slowed each other down is taken out (`fit_sharing`). Raises `UserError` when the run is too short.
+    what they slowed each other down is taken out (`sharing`). Raises `UserError` when the run is too short.
     """
     batches, skipped = _recent(journal.rows(BatchRow))
     order = _order(journal.rows(GroupRow), batches)
