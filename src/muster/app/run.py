@@ -330,12 +330,7 @@ async def _train(place: _Place, journal: Journal, console: Console, *, plain: bo
             Parts(
                 journal=journal,
                 metrics=Metrics([JournalSink(journal), JsonlSink(place.directory / "metrics.jsonl")]),
-                scheduler=Scheduler(
-                    config.schedule,
-                    curriculum,
-                    steps=config.loop.steps,
-                    grader=source_digest(config.verifier.score) if config.verifier.score else "",
-                ),
+                scheduler=_scheduler(config, curriculum),
                 curriculum=curriculum,
                 dispatcher=built.dispatcher,
                 trainer=trainer,
@@ -358,6 +353,11 @@ async def _train(place: _Place, journal: Journal, console: Console, *, plain: bo
         )
         with _stop_on_interrupt(orchestrator.stop, console):
             return await orchestrator.run()
+
+
+def _scheduler(config: RunConfig, curriculum: Curriculum) -> Scheduler:
+    grader = source_digest(config.verifier.score) if config.verifier.score else ""
+    return Scheduler(config.schedule, curriculum, steps=config.loop.steps, grader=grader)
 
 
 def _pool_status(pool: Pool) -> Callable[[], PoolStatus]:

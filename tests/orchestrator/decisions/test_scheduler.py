@@ -306,8 +306,7 @@ def test_any_order_of_endings_forms_every_batch_and_loses_nothing(
             return 0
         trained.extend(assembly.batch.groups)
         for group in assembly.batch.groups:
-            assert len(group.members) == 3
-            assert group.has_gradient
+            assert len(group.members) == 3 and group.has_gradient
             assert assembly.batch.step - group.oldest_version <= max_lag
         return 1
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,74 +119,86 @@ def test_boots_keep_their_distance_and_say_when_to_ask_again() -> None:
 WEIGHTS = {"a": 1, "b": 2, "c": 3}
 
 
+class Played:
+    """Slots under whatever happens, with books of what was asked of them and what they did."""
+
+    def __init__(self, capacity: int, warm: int, memory: int, rate: float | None) -> None:
+        self.slots = Slots(
+            capacity=capacity, warm=warm, memory_bytes=memory, boots_per_s=rate, weigh=lambda kind: WEIGHTS[str(kind)]
+        )
+        self.capacity, self.memory, self.now = capacity, memory, 0.0
+        self.served: list[int] = []
+        self.asked: list[str] = []
+        self.leased: list[str] = []
+        self.closing: list[str] = []
+
+    def warming(self) -> list[Hashable]:
+        return [kind for kind in self.slots.warming if self.slots.warming[kind] > 0]
+
+    def decide(self) -> None:
+        """Do as they decide; there is room for all of it."""
+        for action in self.slots.decide(self.now):
+            match action:
+                case HandOver(ticket=ticket) | Boot(ticket=ticket):
+                    self.served.append(ticket)
+                    self.leased.append(self.asked[ticket])
+                case Evict(kind=kind):
+                    self.closing.append(str(kind))
+                case Warm():
+                    pass
+        assert 0 <= self.slots.used <= self.capacity
+        assert 0 <= self.slots.used_memory_bytes <= self.memory
+        assert self.slots.leased.total() == len(self.leased)
+        assert self.slots.closing.total() == len(self.closing)
+
+    def happens(self, data: st.DataObject) -> None:
+        """One event of those that are possible."""
+        kinds = st.sampled_from("abc")
+        possible = {"warmed": self.warming(), "released": self.leased, "closed": self.closing}
+        match data.draw(st.sampled_from(["request", "want", "time", *(e for e, those in possible.items() if those)])):
+            case "request":
+                self.asked.append(data.draw(kinds))
+                self.slots.request(len(self.asked) - 1, self.asked[-1])
+            case "want":
+                self.slots.want(data.draw(st.lists(kinds, max_size=5)))
+            case "time":
+                self.now += data.draw(st.sampled_from([0.25, 1.0]))
+            case "warmed":
+                self.slots.warmed(data.draw(st.sampled_from(self.warming())), failed=data.draw(st.booleans()))
+            case "released":
+                self.release()
+            case _:
+                self.slots.closed(self.closing.pop())
+
+    def release(self) -> None:
+        self.closing.append(self.leased.pop(0))
+        self.slots.released(self.closing[-1])
+
+    def finish(self) -> None:
+        """Time passes, and everything that is under way ends."""
+        self.now += 1.0
+        while self.warming():
+            self.slots.warmed(self.warming()[0])
+        while self.leased:
+            self.release()
+        while self.closing:
+            self.slots.closed(self.closing.pop())
+
+
 @given(st.data(), st.integers(1, 4), st.integers(0, 4), st.integers(3, 8), st.sampled_from([None, 1.0]))
 def test_whatever_happens_room_is_kept_and_everyone_is_served_in_order(
     data: st.DataObject, capacity: int, warm: int, memory: int, rate: float | None
 ) -> None:
-    slots = Slots(
-        capacity=capacity, warm=warm, memory_bytes=memory, boots_per_s=rate, weigh=lambda kind: WEIGHTS[str(kind)]
-    )
-    served: list[int] = []
-    asked: list[str] = []
-    leased: list[str] = []
-    closing: list[str] = []
-    now = 0.0
-
-    def decide() -> None:
-        for action in slots.decide(now):
-            match action:
-                case HandOver(ticket=ticket) | Boot(ticket=ticket):
-                    served.append(ticket)
-                    leased.append(asked[ticket])
-                case Evict(kind=kind):
-                    closing.append(str(kind))
-                case Warm():
-                    pass
-        assert 0 <= slots.used <= capacity
-        assert 0 <= slots.used_memory_bytes <= memory
-        assert slots.leased.total() == len(leased)
-        assert slots.closing.total() == len(closing)
-
-    def release() -> None:
-        closing.append(leased.pop(0))
-        slots.released(closing[-1])
-
-    kinds = st.sampled_from("abc")
+    played = Played(capacity, warm, memory, rate)
     for _ in range(data.draw(st.integers(0, 30))):
-        warming = [k for k in slots.warming if slots.warming[k] > 0]
-        events = ["request", "want", "time"]
-        events += ["warmed"] if warming else []
-        events += ["released"] if leased else []
-        events += ["closed"] if closing else []
-        match data.draw(st.sampled_from(events)):
-            case "request":
-                asked.append(data.draw(kinds))
-                slots.request(len(asked) - 1, asked[-1])
-            case "want":
-                slots.want(data.draw(st.lists(kinds, max_size=5)))
-            case "time":
-                now += data.draw(st.sampled_from([0.25, 1.0]))
-            case "warmed":
-                slots.warmed(data.draw(st.sampled_from(warming)), failed=data.draw(st.booleans()))
-            case "released":
-                release()
-            case _:
-                slots.closed(closing.pop())
-        decide()
-    # let everything finish: all are served, first come first served
-    slots.want([])
+        played.happens(data)
+        played.decide()
+    played.slots.want([])
     for _ in range(200):
-        now += 1.0
-        for kind in list(slots.warming):
-            while slots.warming[kind] > 0:
-                slots.warmed(kind)
-        while leased:
-            release()
-        while closing:
-            slots.closed(closing.pop())
-        decide()
-    assert served == list(range(len(asked)))
-    assert slots.used == 0
+        played.finish()
+        played.decide()
+    assert played.served == list(range(len(played.asked)))
+    assert played.slots.used == 0
 
 
 def taking_turns(capacity: int = 1) -> Slots:

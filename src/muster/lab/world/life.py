@@ -113,9 +113,7 @@ def begin(cast: Cast, journal: MortalJournal) -> RunProcess:
     )
     attempts = WatchedAttempts(breaks.BrokenAttempts(rollout, cast.broken), cast.laws)
     dispatcher = Dispatcher(journal, attempts, keeps)
-    tasks = {t.id: t for t in cast.tasks}
-    here = standing(journal, _NOWHERE, tasks, exists=cast.checkpoints.__contains__)
-    here = breaks.standing(cast.broken, here)
+    here = _standing(cast, journal)
     curriculum = _curriculum(cast, here)
     scheduler = breaks.BrokenScheduler(SchedulerConfig.model_validate(schedule), curriculum, steps=world.steps)
     scheduler.broken = cast.broken
@@ -146,6 +144,12 @@ def begin(cast: Cast, journal: MortalJournal) -> RunProcess:
         scheduler=scheduler,
         orchestrator=Orchestrator(_loop(world), parts, here, directory=_NOWHERE, seed=world.seed),
     )
+
+
+def _standing(cast: Cast, journal: MortalJournal) -> Standing:
+    tasks = {t.id: t for t in cast.tasks}
+    found = standing(journal, _NOWHERE, tasks, exists=cast.checkpoints.__contains__)
+    return breaks.standing(cast.broken, found)
 
 
 def _sandboxes(world: Scenario) -> SandboxConfig:
