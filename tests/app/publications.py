@@ -13,6 +13,7 @@ import numpy as np
 
 from muster.publish.chain import ChainExporter
 from muster.publish.places import FolderPlace, MemoryPlace, ServedPlace
+from muster.transport.files import SPARE_BYTES
 from muster.transport.receive import Receiver
 from muster.transport.tensors import Array, digest, map_arrays, read_header
 from muster.types import Publication
@@ -48,8 +49,10 @@ def in_folder(folder: Path, **settings) -> ChainExporter:  # type: ignore[no-unt
     return ChainExporter(FolderPlace(folder), transport="checkpoint", label="run", **{"form": "delta"} | settings)
 
 
-def in_memory(directory: Path, *, fallback: Path | None = None, label: str = "run", **settings) -> ChainExporter:  # type: ignore[no-untyped-def]
-    place = MemoryPlace(fallback=fallback or directory, directory=directory)
+def in_memory(  # type: ignore[no-untyped-def]
+    directory: Path, *, fallback: Path | None = None, label: str = "run", spare_bytes: int = SPARE_BYTES, **settings
+) -> ChainExporter:
+    place = MemoryPlace(fallback=fallback or directory, directory=directory, spare_bytes=spare_bytes)
     return ChainExporter(place, transport="memory", label=label, **settings)
 
 

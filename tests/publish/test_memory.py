@@ -14,7 +14,6 @@ from app.publications import in_memory
 from muster.errors import PublicationError
 from muster.publish.chain import ChainExporter
 from muster.publish.transports import retire
-from muster.transport import files as transport_files
 from muster.transport.files import reap
 
 ARRAYS = {"b": np.arange(6, dtype=np.uint16).reshape(2, 3), "a": np.array([16256], dtype=np.uint16)}
@@ -96,9 +95,8 @@ def test_reaping_removes_what_dead_runs_left_and_half_written_files_too(tmp_path
     assert reap(tmp_path / "shm") == []
 
 
-def test_without_room_in_shared_memory_the_run_directory_takes_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(transport_files, "SPARE_BYTES", 1 << 60)
-    publication = export(exporter(tmp_path))
+def test_without_room_in_shared_memory_the_run_directory_takes_it(tmp_path):
+    publication = export(exporter(tmp_path, spare_bytes=1 << 60))
     assert publication.location.startswith(str(tmp_path / "files")) and load_file(publication.location)
 
 

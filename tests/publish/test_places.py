@@ -46,6 +46,18 @@ class SmallStorage(MemoryFileSystem):
         return file
 
 
+class _Broken(MemoryFile):
+    def read(self, size: int | None = -1) -> bytes:
+        raise OSError("connection reset by the bucket")
+
+
+class BrokenStorage(SmallStorage):
+    """The same storage, now that it cannot be read."""
+
+    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
+        return _Broken(self, path) if mode == "rb" else super()._open(path, mode, **kwargs)
+
+
 @pytest.fixture
 def small():
     fsspec.register_implementation("small", SmallStorage, clobber=True)
@@ -100,24 +112,24 @@ def test_after_a_version_could_not_be_replaced_the_next_one_begins_a_chain(small
     assert same(Receiver(label="e", directory=tmp_path).receive(publication).path, third)
 
 
-def test_storage_that_fails_while_it_is_read_is_an_error_and_nothing_stays_here(small, tmp_path, monkeypatch):
+def test_storage_that_fails_while_it_is_read_is_an_error_and_nothing_stays_here(small, tmp_path):
     exporter = ChainExporter(RemotePlace(small), transport="checkpoint", label="r", form="whole")
     publication = export(exporter, weights(), 1)
-
-    def broken(self: Any, size: int = -1) -> bytes:
-        raise OSError("connection reset by the bucket")
-
-    monkeypatch.setattr(_Bounded, "read", broken)
+    fsspec.register_implementation("small", BrokenStorage, clobber=True)
     with pytest.raises(PublicationError, match="reset by the bucket"):
         Receiver(label="e", directory=tmp_path).receive(publication)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_room_in_shared_memory_the_run_directory_is_served_from(tmp_path, monkeypatch):
-    monkeypatch.setattr("muster.transport.files.SPARE_BYTES", 1 << 60)
+def test_without_room_in_shared_memory_the_run_directory_is_served_from(tmp_path):
     (tmp_path / "shm").mkdir()
     served = ServedPlace(
-        host="127.0.0.1", port=0, advertised_host="", fallback=tmp_path / "run", directory=tmp_path / "shm"
+        host="127.0.0.1",
+        port=0,
+        advertised_host="",
+        fallback=tmp_path / "run",
+        directory=tmp_path / "shm",
+        spare_bytes=1 << 60,
     )
     served.write(NAME, PAYLOAD)
     assert [path.name for path in (tmp_path / "run").iterdir()] == [NAME] and not list((tmp_path / "shm").iterdir())

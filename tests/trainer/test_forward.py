@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 
 from muster.model.llama import Llama
-from muster.trainer import tree_attention
 from muster.trainer.forward import hidden, logprobs, row_tensors
 from muster.trainer.kernels import RMSNormFunction, SwiGLU
 from muster.trainer.masters import Masters
 from muster.trainer.packing import plan, sequences
+from muster.trainer.tree_attention import parts
 from muster.trainer.weights import Compute
 from trainer.test_packing import groups_of_segments
 from trainer.tiny import TINY, random_batch, tiny_state
@@ -113,14 +113,14 @@ def test_norm_and_gate_have_the_gradients_of_their_formulas():
     torch.testing.assert_close(one, two)
 
 
-def test_a_long_trunk_is_handled_in_chunks(monkeypatch):
+def test_a_long_trunk_is_handled_in_chunks():
     (row, *_) = plan(_long_items(), 4096)
     gradients = []
     for queries in (1 << 30, 7):
-        monkeypatch.setattr(tree_attention, "_QUERIES_AT_ONCE", queries)
         weights = masters()
         compute = Compute(TINY, Masters(trained=weights), torch.float32)
-        tensors = row_tensors(row, TINY, compute.embed)
+        chunked = parts(row, compute.embed, TINY.heads // TINY.kv_heads, queries)
+        tensors = replace(row_tensors(row, TINY, compute.embed), parts=chunked)
         logprobs(compute, hidden(compute, tensors), tensors, T).sum().backward()
         compute.flush()
         gradients.append(weights["model.layers.0.self_attn.k_proj.weight"].grad)

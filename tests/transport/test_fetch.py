@@ -14,12 +14,18 @@ import pytest
 from app.publications import cutting_server
 from muster import clock
 from muster.errors import PublicationError
-from muster.transport import fetch as fetching
 from muster.transport.fetch import fetch, sibling
 from muster.transport.pace import Pace
 from muster.transport.serve import FileServer
 
 CONTENT = bytes(range(256)) * 5000
+
+
+class Impatient(Pace):
+    """It keeps its limits and never pauses."""
+
+    def wait(self, delay_s: float) -> None:
+        super().wait(0.0)
 
 
 def pace(**limits) -> Pace:  # type: ignore[no-untyped-def]
@@ -28,7 +34,7 @@ def pace(**limits) -> Pace:  # type: ignore[no-untyped-def]
 
 def fetched(transport, location: str) -> bytes:  # type: ignore[no-untyped-def]
     file = io.BytesIO()
-    fetch(transport, location, file, pace())
+    fetch(transport, location, file, Impatient(max_bytes_per_s=None, timeout_s=30.0, stopped=threading.Event()))
     return file.getvalue()
 
 
@@ -37,11 +43,6 @@ def server():
     made = FileServer("127.0.0.1", 0)
     yield made
     made.close()
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr(fetching, "_RETRY_PAUSE_S", 0.0)
 
 
 def status(url: str, path: str, headers: dict[str, str] | None = None) -> int:
@@ -106,20 +107,20 @@ def test_what_is_kept_no_longer_is_an_error_that_does_not_tell_the_token(server,
     assert urlsplit(url).path.split("/")[1] not in str(caught.value)
 
 
-def test_a_cut_connection_is_resumed_where_it_broke(impatient):
+def test_a_cut_connection_is_resumed_where_it_broke():
     with cutting_server(CONTENT, [1000, 5, 70_000]) as (url, asked):
         assert fetched("direct", url) == CONTENT
     assert asked == [0, 1000, 1005, 71_005]
 
 
-def test_one_that_brings_nothing_again_and_again_is_an_error(impatient):
+def test_one_that_brings_nothing_again_and_again_is_an_error():
     with cutting_server(CONTENT, [10, 0, 0, 0, 0]) as (url, asked):
         with pytest.raises(PublicationError, match="ended early"):
             fetched("direct", url)
         assert asked == [0, 10, 10, 10]
 
 
-def test_nobody_listening_is_an_error(impatient, tmp_path):
+def test_nobody_listening_is_an_error(tmp_path):
     gone = FileServer("127.0.0.1", 0)
     url = gone.offer("f", tmp_path)
     gone.close()
@@ -166,7 +167,7 @@ def test_a_file_beside_another():
     assert sibling("/a/b", "c") == "/a/c" and sibling("s3://a/b", "c") == "s3://a/c"
 
 
-def test_a_host_that_has_no_such_name_is_an_error(impatient):
+def test_a_host_that_has_no_such_name_is_an_error():
     with pytest.raises(PublicationError, match="cannot be fetched"):
         fetched("direct", "http://trainer..example:1/token/f")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from muster.transport import files
 from muster.transport.files import file_name, reap, roomy, whole_file
 
 
@@ -48,10 +47,9 @@ def test_files_of_the_living_and_of_others_stay(tmp_path):
     assert reap(tmp_path) == []
 
 
-def test_a_full_shared_memory_is_passed_over(tmp_path, monkeypatch):
+def test_a_full_shared_memory_is_passed_over(tmp_path):
     assert roomy(tmp_path, 10) == tmp_path
-    monkeypatch.setattr(files, "SPARE_BYTES", 1 << 60)
-    assert roomy(tmp_path, 10) == Path(tempfile.gettempdir())
+    assert roomy(tmp_path, 10, spare_bytes=1 << 60) == Path(tempfile.gettempdir())
 
 
 def test_what_cannot_be_removed_stops_nobody(tmp_path):

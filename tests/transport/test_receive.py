@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from app.publications import export, history, in_folder, in_memory, left, receiver, same, served, stepped, weights
 from muster import clock
 from muster.errors import PublicationError
-from muster.transport import fetch as fetching
 from muster.transport.files import file_name
 from muster.transport.receive import Receiver
 from muster.transport.tensors import digest
@@ -268,8 +267,7 @@ def test_closing_ends_what_is_being_received(exporter_of, tmp_path):
     assert errors == ["the receiver was closed"] and left(tmp_path) == []
 
 
-def test_a_trainer_that_went_away_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetching, "_RETRY_PAUSE_S", 0.0)
+def test_a_trainer_that_went_away_is_an_error(tmp_path):
     exporter = served(tmp_path / "there")
     publication = export(exporter, weights(), 0)
     exporter.clear()
@@ -280,7 +278,7 @@ def test_a_trainer_that_went_away_is_an_error(tmp_path, monkeypatch):
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize("form", ["whole", "delta"])
-def test_without_room_nothing_half_written_stays_and_the_version_before_does(tmp_path, form, monkeypatch):
+def test_without_room_nothing_half_written_stays_and_the_version_before_does(tmp_path, form):
     exporter, (old, new) = in_folder(tmp_path / "there", form=form), history(2)
     small = tmp_path / "here"
     small.mkdir()
@@ -290,8 +288,7 @@ def test_without_room_nothing_half_written_stays_and_the_version_before_does(tmp
     if mounted.returncode:
         pytest.skip("no right to mount")
     try:
-        monkeypatch.setattr("muster.transport.files.SPARE_BYTES", -(1 << 40))  # else it goes elsewhere
-        engine = receiver(tmp_path)
+        engine = receiver(tmp_path, spare_bytes=-(1 << 40))  # else it goes elsewhere
         held = engine.receive(export(exporter, old, 1)).path
         with pytest.raises(PublicationError, match="free space"):
             engine.receive(export(exporter, new, 2))
@@ -328,11 +325,10 @@ class SilentStorage(AbstractFileSystem):
         return io.BytesIO(b"?")
 
 
-def test_storage_that_does_not_answer_holds_up_neither_the_next_call_nor_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("muster.transport.receive._CLOSE_S", 0.05)
+def test_storage_that_does_not_answer_holds_up_neither_the_next_call_nor_the_end(tmp_path):
     fsspec.register_implementation("silent", SilentStorage, clobber=True)
     publication = export(in_folder(tmp_path / "there"), weights(), 0)
-    engine, errors = receiver(tmp_path, timeout_s=0.2), []
+    engine, errors = receiver(tmp_path, timeout_s=0.2, close_s=0.05), []
 
     def receive() -> None:
         try:

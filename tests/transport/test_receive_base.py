@@ -226,7 +226,7 @@ def test_a_receiver_that_was_closed_makes_no_file_any_more(tmp_path):
 
 
 @pytest.mark.sandbox
-def test_the_room_that_is_looked_for_is_that_of_what_an_adapter_becomes(tmp_path, monkeypatch):
+def test_the_room_that_is_looked_for_is_that_of_what_an_adapter_becomes(tmp_path):
     base = finite()
     merged = merge(base, low_rank(1), scale=0.1, dtype="bfloat16")
     publication = in_folder(tmp_path / "there").export(
@@ -241,8 +241,7 @@ def test_the_room_that_is_looked_for_is_that_of_what_an_adapter_becomes(tmp_path
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12k", "tmpfs", str(small)], check=False).returncode:
         pytest.skip("no right to mount")
     try:
-        monkeypatch.setattr("muster.transport.files.SPARE_BYTES", 0)
-        engine = receiver(tmp_path, base=model_folder(tmp_path / "model", base))
+        engine = receiver(tmp_path, base=model_folder(tmp_path / "model", base), spare_bytes=0)
         assert publication.size_bytes < 8192
         assert same(engine.receive(publication).path, merged)  # in the folder for temporary files
         engine.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from muster.publish.payload import Payload
-from muster.transport.files import SHARED_MEMORY, has_room, whole_file
+from muster.transport.files import SHARED_MEMORY, SPARE_BYTES, has_room, whole_file
 from muster.transport.serve import FileServer
 from muster.transport.storage import Stored
 
@@ -57,12 +57,12 @@ class FolderPlace:
 class MemoryPlace:
     """Shared memory of this machine, or a folder where it has no room. Who has mapped a file keeps its pages."""
 
-    def __init__(self, *, fallback: Path, directory: Path = SHARED_MEMORY) -> None:
+    def __init__(self, *, fallback: Path, directory: Path = SHARED_MEMORY, spare_bytes: int = SPARE_BYTES) -> None:
         self._first, self._fallback = FolderPlace(directory), FolderPlace(fallback)
-        self._directory = directory
+        self._directory, self._spare_bytes = directory, spare_bytes
 
     def write(self, name: str, payload: Payload) -> str:
-        fits = has_room(self._directory, payload.size_bytes)
+        fits = has_room(self._directory, payload.size_bytes, self._spare_bytes)
         return (self._first if fits else self._fallback).write(name, payload)
 
     def remove(self, name: str) -> None:
@@ -80,10 +80,17 @@ class ServedPlace:
     """
 
     def __init__(
-        self, *, host: str, port: int, advertised_host: str, fallback: Path, directory: Path = SHARED_MEMORY
+        self,
+        *,
+        host: str,
+        port: int,
+        advertised_host: str,
+        fallback: Path,
+        directory: Path = SHARED_MEMORY,
+        spare_bytes: int = SPARE_BYTES,
     ) -> None:
         self._host, self._port, self._advertised_host = host, port, advertised_host
-        self._files = MemoryPlace(fallback=fallback, directory=directory)
+        self._files = MemoryPlace(fallback=fallback, directory=directory, spare_bytes=spare_bytes)
         self._server: FileServer | None = None
 
     def write(self, name: str, payload: Payload) -> str:

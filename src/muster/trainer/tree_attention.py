@@ -16,6 +16,8 @@ loses nothing): a product is then near 0 exactly where p is large, and rounding 
 
 Shapes: T rows, H query heads, K key/value heads, R = H / K, W head width; in a part M queries and J keys.
 """
+# torch leaves much of what it offers without types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from torch import Tensor
 
 from muster.trainer.packing import PackedRow, TokenTree
 
-_QUERIES_AT_ONCE = 256
+QUERIES_AT_ONCE = 256
 """Smaller chunks skip more of what lies above the diagonal; larger ones make better matrix products."""
 _CHUNK_SCORES = 1024 * 1024
 """Scores per head of one part: bounds the backward pass's working memory to a few times 20 MB (9 heads, bf16)."""
@@ -49,12 +51,12 @@ class Part:
         return found[0] if len(found) == 1 else torch.cat(found, dim)
 
 
-def parts(row: PackedRow, like: Tensor, repeats: int) -> list[Part]:
+def parts(row: PackedRow, like: Tensor, repeats: int, queries: int = QUERIES_AT_ONCE) -> list[Part]:
     """The parts of every tree of the row. `like` gives device and precision, `repeats` is R."""
     return [
         _part(rows, ranges, visible_MJ, like, repeats)
         for tree in row.trees
-        for rows, ranges, visible_MJ in _ranges(tree)
+        for rows, ranges, visible_MJ in _ranges(tree, queries)
     ]
 
 
@@ -142,16 +144,16 @@ def _add(total: Tensor, part: Part, value: Tensor) -> None:
 # --- layout -------------------------------------------------------------------------------------------
 
 
-def _ranges(tree: TokenTree) -> Iterator[tuple[slice, tuple[slice, ...], np.ndarray]]:
+def _ranges(tree: TokenTree, queries: int) -> Iterator[tuple[slice, tuple[slice, ...], np.ndarray]]:
     """Rows, their key ranges, and who sees whom, for the trunk and each branch of a tree."""
-    for rows in _chunks(tree.start, tree.stop, 0):
+    for rows in _chunks(tree.start, tree.stop, 0, queries):
         keys = slice(tree.start, rows.stop)
         length = rows.stop - rows.start
         visible_MJ = np.tri(length, keys.stop - keys.start, rows.start - tree.start, dtype=np.bool_)
         yield rows, (keys,), visible_MJ
     trunk = slice(tree.start, tree.stop)
     for branch in tree.branches:
-        for rows in _chunks(branch.start, branch.stop, tree.stop - tree.start):
+        for rows in _chunks(branch.start, branch.stop, tree.stop - tree.start, queries):
             own = slice(branch.start, rows.stop)  # a branch is in depth-first order: ancestors come first
             local = slice(rows.start - branch.start, rows.stop - branch.start)
             visible_MJ = branch.visible_UU[local, : local.stop]
@@ -163,10 +165,10 @@ def _ranges(tree: TokenTree) -> Iterator[tuple[slice, tuple[slice, ...], np.ndar
             yield rows, ranges, np.concatenate((whole, visible_MJ), axis=1)
 
 
-def _chunks(start: int, stop: int, context: int) -> Iterator[slice]:
+def _chunks(start: int, stop: int, context: int, queries: int) -> Iterator[slice]:
     """Pieces of [start, stop), of nearly equal length, such that no piece has too many scores."""
     length = stop - start
-    size = min(_QUERIES_AT_ONCE, max(1, _CHUNK_SCORES // max(1, context + length)))
+    size = min(queries, max(1, _CHUNK_SCORES // max(1, context + length)))
     count = -(-length // size) if length else 0
     for index in range(count):
         yield slice(start + length * index // count, start + length * (index + 1) // count)

@@ -52,18 +52,18 @@ def merge(base: Mapping[str, Array], low_rank: Mapping[str, Array], *, scale: fl
     }
 
 
-def merge_one(base_OI: Array, a_RI: Array, b_OR: Array, *, scale: float, dtype: str) -> Array:
-    """One weight: base + scale * B A, in the base's own `dtype`."""
+def merge_one(base_OI: Array, a_RI: Array, b_OR: Array, *, scale: float, dtype: str, block: int = _BLOCK) -> Array:
+    """One weight: base + scale * B A, in the base's own `dtype`. block: elements at a time."""
     assert a_RI.dtype == b_OR.dtype == np.float32, f"low-rank matrices are float32, not {a_RI.dtype}, {b_OR.dtype}"
     assert base_OI.shape == (b_OR.shape[0], a_RI.shape[1]), f"{b_OR.shape} x {a_RI.shape} is not {base_OI.shape}"
     merged_OI = np.empty(base_OI.shape, base_OI.dtype)
-    step = max(1, _BLOCK // base_OI.shape[1])
+    step = max(1, block // base_OI.shape[1])
     for start in range(0, len(base_OI), step):
         rows = slice(start, start + step)
         change = _product(a_RI, b_OR[rows])
         change *= np.float32(scale)
         change += widen(base_OI[rows], dtype)
-        merged_OI[rows] = narrow(change, dtype)
+        merged_OI[rows] = narrow(change, dtype, block)
     return merged_OI
 
 
@@ -84,15 +84,15 @@ def widen(values: Array, dtype: str) -> Array:
     return np.left_shift(values, 16, dtype=np.uint32).view(np.float32)
 
 
-def narrow(values: Array, dtype: str) -> Array:
+def narrow(values: Array, dtype: str, block: int = _BLOCK) -> Array:
     """float32 to `dtype`: to the nearest, ties to the even one; what is not a number stays so."""
     if dtype == "float32":
         return values
     bits = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
     narrowed = np.empty(bits.shape, np.uint16)
-    for start in range(0, len(bits), _BLOCK):
-        block = slice(start, start + _BLOCK)
-        _round_into(narrowed[block], bits[block])
+    for start in range(0, len(bits), block):
+        some = slice(start, start + block)
+        _round_into(narrowed[some], bits[some])
     return narrowed.reshape(values.shape)
 
 

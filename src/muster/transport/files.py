@@ -53,17 +53,17 @@ def file_name(label: str, pid: int, number: int) -> str:
     return f"{file_prefix(label, pid)}{number}.safetensors"
 
 
-def has_room(directory: Path, size_bytes: int) -> bool:
-    """Whether a file of this size fits and leaves `SPARE_BYTES`. False where there is no directory."""
-    return directory.is_dir() and shutil.disk_usage(directory).free >= size_bytes + SPARE_BYTES
+def has_room(directory: Path, size_bytes: int, spare_bytes: int = SPARE_BYTES) -> bool:
+    """Whether a file of this size fits and leaves `spare_bytes`. False where there is no directory."""
+    return directory.is_dir() and shutil.disk_usage(directory).free >= size_bytes + spare_bytes
 
 
-def roomy(directory: Path, size_bytes: int) -> Path:
+def roomy(directory: Path, size_bytes: int, spare_bytes: int = SPARE_BYTES) -> Path:
     """`directory` when it has room for the file, else the machine's folder for temporary files.
 
     Containers often give shared memory 64 MB: staging is slower from a disk, and still works.
     """
-    return directory if has_room(directory, size_bytes) else Path(tempfile.gettempdir())
+    return directory if has_room(directory, size_bytes, spare_bytes) else Path(tempfile.gettempdir())
 
 
 def on_this_host(label: str) -> str:

@@ -27,16 +27,13 @@ from muster.errors import PublicationError
 from muster.transport.base import BaseWeights
 from muster.transport.decode import LocalFile, opened, patched_into
 from muster.transport.fetch import fetch, sibling
-from muster.transport.files import SHARED_MEMORY, file_name, file_prefix, reap, roomy, whole_file
+from muster.transport.files import SHARED_MEMORY, SPARE_BYTES, file_name, file_prefix, reap, roomy, whole_file
 from muster.transport.pace import Pace
 from muster.transport.storage import without_token
 from muster.types import Publication, Version
 
 _KINDS = ("fetched", "decoded")
 """Of files: as they came, and as they were made of others. They are named by it."""
-
-_CLOSE_S = 2.0
-"""How long `close` waits for a call that does not see its wish: storage may not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +56,24 @@ class Receiver:
     """
 
     def __init__(
-        self, *, label: str, base: Path | None = None, directory: Path = SHARED_MEMORY, timeout_s: float = 600.0
+        self,
+        *,
+        label: str,
+        base: Path | None = None,
+        directory: Path = SHARED_MEMORY,
+        spare_bytes: int = SPARE_BYTES,
+        timeout_s: float = 600.0,
+        close_s: float = 2.0,
     ) -> None:
         """label: no two receivers of a process have the same; what dead processes received under it is removed.
 
         base: the model file or folder that the engine started from; adapters need it. directory: for what is received;
-        without room, that for temporary files. timeout_s: of one call.
+        without room for it and `spare_bytes` more, that for temporary files. timeout_s: of one call. close_s: how long
+        `close` waits for a call that does not see its wish, since storage may not answer.
         """
-        self._label, self._timeout_s = label, timeout_s
+        self._label, self._timeout_s, self._close_s = label, timeout_s, close_s
         self._directories = (directory, Path(tempfile.gettempdir()))
+        self._spare_bytes = spare_bytes
         self._base = BaseWeights(base)
         self._held: LocalFile | None = None
         self._lock = threading.Lock()
@@ -89,7 +95,7 @@ class Receiver:
     def close(self) -> None:
         """Remove what was received, and end what is being received. Engines keep the pages that they have mapped."""
         self._closed.set()
-        waited = self._lock.acquire(timeout=_CLOSE_S)
+        waited = self._lock.acquire(timeout=self._close_s)
         self._held = None
         self._remove_all_but(None)
         if waited:
@@ -210,7 +216,7 @@ class Receiver:
 
     def _place(self, kind: str, version: Version, size_bytes: int) -> Path:
         name = file_name(f"{self._label}.{kind}", os.getpid(), version.number)
-        return roomy(self._directories[0], size_bytes) / name
+        return roomy(self._directories[0], size_bytes, self._spare_bytes) / name
 
     def _remove_all_but(self, kept: Path | None) -> None:
         for directory in self._directories:

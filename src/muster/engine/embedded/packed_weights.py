@@ -9,7 +9,7 @@ transfer, a fusion or a tied head gone wrong cannot keep the right label.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -88,16 +88,15 @@ def pack(config: LlamaConfig, state: Mapping[str, Tensor], dtype: torch.dtype) -
     layers = tuple(_pack_layer(config, state, index) for index in range(config.layers))
     head = Linear(embedding_VD if config.tied_embeddings else state["lm_head.weight"].clone())
     norm_D = state["model.norm.weight"].clone()
-    held = _Held(config, embedding_VD, layers, norm_D, head)
-    return PackedWeights(
-        config=config,
-        dtype=dtype,
-        embedding_VD=embedding_VD,
-        layers=layers,
-        norm_D=norm_D,
-        head=head,
-        digest=weights.digest(held),
+    packed = PackedWeights(
+        config=config, dtype=dtype, embedding_VD=embedding_VD, layers=layers, norm_D=norm_D, head=head, digest=""
     )
+    return replace(packed, digest=digest(packed))
+
+
+def digest(packed: PackedWeights) -> str:
+    """Of the tensors that multiply, under the checkpoint's names."""
+    return weights.digest(_Held(packed))
 
 
 def _pack_layer(config: LlamaConfig, state: Mapping[str, Tensor], index: int) -> PackedLayer:
@@ -125,20 +124,14 @@ class _Held(Mapping[str, Tensor]):
     changes the digest.
     """
 
-    def __init__(
-        self,
-        config: LlamaConfig,
-        embedding_VD: Tensor,
-        layers: tuple[PackedLayer, ...],
-        norm_D: Tensor,
-        head: Linear,
-    ) -> None:
-        self._config, self._layers = config, layers
-        self._top = {"model.embed_tokens.weight": embedding_VD, "model.norm.weight": norm_D}
-        self._names = list(weights.parameter_shapes(config))
-        if not config.tied_embeddings:
-            self._top["lm_head.weight"] = head.rows()
-        elif (rows := head.rows()) is not embedding_VD and not torch.equal(rows, embedding_VD):
+    def __init__(self, packed: PackedWeights) -> None:
+        self._config, self._layers = packed.config, packed.layers
+        self._top = {"model.embed_tokens.weight": packed.embedding_VD, "model.norm.weight": packed.norm_D}
+        self._names = list(weights.parameter_shapes(packed.config))
+        rows = packed.head.rows()
+        if not packed.config.tied_embeddings:
+            self._top["lm_head.weight"] = rows
+        elif rows is not packed.embedding_VD and not torch.equal(rows, packed.embedding_VD):
             self._top["lm_head.weight"] = rows
             self._names.append("lm_head.weight")
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from muster import clock
-from muster.lab.bench.control import control
 from muster.lab.bench.control.control import EMULATED, NAMES, Cost, cost
 from muster.lab.bench.control.cpu_parts import CpuParts
 from muster.lab.bench.control.world import GROUP_SIZE, STEPS, ControlWorld
@@ -18,9 +17,8 @@ def test_a_world_uses_all_of_its_slots_and_counts_its_turns(tmp_path: Path) -> N
     assert world.turns >= 4 * STEPS * GROUP_SIZE, "three commands and an end, of every member of every batch"
 
 
-def test_every_sample_has_a_part_and_the_parts_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "MEASURED_TURNS", 1)
-    measured = cost(16, seed=0)
+def test_every_sample_has_a_part_and_the_parts_make_the_whole() -> None:
+    measured = cost(16, seed=0, measured_turns=1)
     assert set(measured.us) == set(NAMES)
     assert measured.us["rollout"] + measured.us["journal"] > 0
     assert 0 < measured.control_us < sum(measured.us.values())

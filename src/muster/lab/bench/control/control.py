@@ -108,7 +108,7 @@ def run_control_bench(say: Callable[[str], object], *, live: Sequence[int] = LIV
     )
 
 
-def cost(live: int, seed: int) -> Cost:
+def cost(live: int, seed: int, measured_turns: int = MEASURED_TURNS) -> Cost:
     """Measure one size, in this process."""
     turns = most_live = 0
     cpu_s = 0.0
@@ -118,7 +118,7 @@ def cost(live: int, seed: int) -> Cost:
         CpuParts(PARTS, rest="event loop") as cpu,
         TemporaryDirectory(prefix="muster-control-") as directory,
     ):
-        while turns < MEASURED_TURNS:
+        while turns < measured_turns:
             place = Path(directory) / f"{turns}"
             place.mkdir()
             world = ControlWorld(live, place, seed=seed + turns)
