@@ -1,4 +1,4 @@
-"""Rules about the tree itself, for `make check`: no file over 500 lines, and an import without torch."""
+"""Rules about the tree itself, for `make check`: each is a module in `rules/`, with a test that shows that it bites."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-LIMIT_LINES = 500
+from muster.config import RunConfig
+from rules import configured, folders, mirror, names, options, patching, purity, records, size, strictness
+from rules.tree import Tree
+
 ROOT = Path(__file__).parent.parent
+RULES = (configured, folders, mirror, names, patching, purity, records, size, strictness)
+HEAVY = ("torch", "transformers", "matplotlib")
+"""Packages that an import of Muster alone must not load."""
 
 
 def main() -> int:
-    long = [
-        f"{path.relative_to(ROOT)}: {lines} lines, the limit is {LIMIT_LINES}"
-        for folder in ("src", "tests", "examples")
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LIMIT_LINES
-    ]
-    script = "import sys, muster; print([m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules])"
+    tree = Tree(ROOT)
+    problems = [problem for rule in RULES for problem in rule.problems(tree)]
+    problems += options.problems(RunConfig)
+    script = f"import sys, muster; print([m for m in {HEAVY} if m in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
-    problems = [*long, *([f"import muster loads {loaded}"] if loaded != "[]" else [])]
+    problems += [f"import muster loads {loaded}"] if loaded != "[]" else []
     sys.stdout.write("".join(f"{p}\n" for p in problems) or "tree: ok\n")
     return 1 if problems else 0
 
