@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Protocol, Self
 
 import numpy as np
-from rich.console import Console
 
 from muster import clock
 
@@ -125,15 +124,3 @@ class JsonlSink:
     def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, "at": at, **values}) + "\n")
-
-
-class ConsoleSink:
-    """A log line of the named metrics, for output that is not a terminal."""
-
-    def __init__(self, console: Console, names: Sequence[str]) -> None:
-        self._console = console
-        self._names = tuple(names)
-
-    def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
-        shown = "  ".join(f"{n} {values[n]:.4g}" for n in self._names if n in values)
-        self._console.print(f"step {step:>3}  {shown}", highlight=False, soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, asdict, fields
 from itertools import groupby
@@ -270,29 +270,28 @@ class Journal:
 
     def rows(self, row: type[Row], where: str = "", *values: Any) -> list[Row]:
         """Rows in key order. `where` is SQL over the row's columns with `?` marks, e.g. `"step >= ?", 3`."""
-        table, key = _TABLES[row]
         present = self._present(row)
         if not present:
-            return []  # no table for it yet when this journal was made
+            return []
         names = ", ".join(f'"{_column(f)}"' if _column(f) in present else _default(f) for f in fields(row))  # type: ignore[arg-type]
-        clause = f"WHERE {where}" if where else ""
-        cursor = self._db.execute(f"SELECT {names} FROM {table} {clause} ORDER BY {key}", values)
+        found = self._selected(names, row, where, values)
         columns = decoders(row)
-        return [row(**{name: decode(v) for (name, decode), v in zip(columns, r, strict=True)}) for r in cursor]
+        return [row(**{name: decode(v) for (name, decode), v in zip(columns, r, strict=True)}) for r in found]
 
     def count(self, row: type[Any], where: str = "", *values: Any) -> int:
-        if not self._present(row):
-            return 0
-        clause = f"WHERE {where}" if where else ""
-        return int(self._db.execute(f"SELECT COUNT(*) FROM {_TABLES[row][0]} {clause}", values).fetchone()[0])
+        return sum(number for (number,) in self._selected("COUNT(*)", row, where, values))
 
     def ids(self, row: type[Any], where: str = "", *values: Any) -> list[str]:
         """The `id` of each row, in key order, without reading the rest of it."""
-        table, key = _TABLES[row]
+        return [id for (id,) in self._selected("id", row, where, values)]
+
+    def _selected(self, what: str, row: type[Any], where: str, values: tuple[Any, ...]) -> Iterable[tuple[Any, ...]]:
+        """In key order; nothing where there was no such table yet when this journal was made."""
         if not self._present(row):
-            return []
+            return ()
+        table, key = _TABLES[row]
         clause = f"WHERE {where}" if where else ""
-        return [id for (id,) in self._db.execute(f"SELECT id FROM {table} {clause} ORDER BY {key}", values)]
+        return self._db.execute(f"SELECT {what} FROM {table} {clause} ORDER BY {key}", values)
 
     def meta(self) -> dict[str, Any]:
         return {name: json.loads(data) for name, data in self._db.execute("SELECT name, data FROM meta")}

@@ -44,10 +44,6 @@ class Freshness:
         """The step that made `version` moved the policy by `rms` (`drift.measured`); None: nobody measured it."""
         self.odometer.moved(version, rms)
 
-    def allows(self, members: Iterable[Trajectory], step: int) -> bool:
-        """Whether batch `step` may train on `members`."""
-        return self.reason(members, step) is None
-
     def reason(self, members: Iterable[Trajectory], step: int) -> StaleReason | None:
         """Why batch `step` may not train on `members`; None if it may."""
         return self.verdict(oldest_version(members, default=step), step)
