@@ -118,7 +118,7 @@ class FunctionVerifier:
             raise
         except ConnectionError as error:  # its own judge or network: no agent reaches that, so nobody there is blamed
             return Attempt(problem=Problem.INTERRUPTED, cause=Cause.TRANSPORT, evidence={"error": repr(error)})
-        except Exception as error:  # someone else's code: whatever it raises is its own failure, and is shown
+        except Exception as error:  # noqa: BLE001 (someone else's code: its failure is its own, and is shown)
             return _problem(Problem.CRASHED, repr(error))
         if value is None:
             return Attempt(problem=Problem.UNSCORABLE)

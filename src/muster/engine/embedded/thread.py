@@ -142,7 +142,7 @@ class EngineThread:
             while self._run_posted():
                 if self._core.busy:
                     self._core.step()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 (whatever it is: who waits is told)
             self._loop.call_soon_threadsafe(_resolve, self.failed, error)
 
     def _run_posted(self) -> bool:

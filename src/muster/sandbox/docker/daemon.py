@@ -86,7 +86,7 @@ class Daemon:
             try:
                 self._require_answer()
                 result = function(self._connect())
-            except BaseException as raised:  # carried to the caller, whatever it is
+            except BaseException as raised:  # noqa: BLE001 (carried to the caller, whatever it is)
                 error = raised
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(settle, result, error)

@@ -1,1 +1,1 @@
-"""Formulas of the objective, pure: advantages, corrections, losses, the numerics that are reported."""
+"""Formulas of the objective, pure: advantages, corrections, losses."""
