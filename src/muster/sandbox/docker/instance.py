@@ -11,7 +11,6 @@ an end of the container itself, or files in which no shell starts, lose the sand
 from __future__ import annotations
 
 import asyncio
-import shlex
 import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -23,16 +22,16 @@ from muster.errors import SandboxError, SandboxLost, SandboxStartError
 from muster.sandbox.config import MIB, SandboxConfig
 from muster.sandbox.disk import DiskBudget
 from muster.sandbox.docker import files, scripts
-from muster.sandbox.docker.box import Box, Session
+from muster.sandbox.docker.box import Box, Process, Session
 from muster.sandbox.docker.daemon import Daemon, Missing
 from muster.sandbox.docker.ending import by_agent
 from muster.sandbox.docker.labels import KEPT_IN
-from muster.sandbox.docker.service import RunningService
 from muster.sandbox.docker.shell import Answer, Shell
 from muster.sandbox.files import usage_bytes
+from muster.sandbox.health import wait_healthy
 from muster.sandbox.kept import KeptStates
 from muster.sandbox.output import HeadTail
-from muster.sandbox.port import MAIN, Counters, Result, Snapshot
+from muster.sandbox.port import MAIN, Counters, Result, Service, Snapshot
 from muster.sandbox.stop import Stop, within
 from muster.types import Limits
 
@@ -69,7 +68,7 @@ class DockerSandbox:
         self._limits = limits
         self._sessions: dict[str, Session] = {}
         self._interrupted: set[str] = set()  # sessions whose command was cancelled and may still run
-        self._service: RunningService | None = None
+        self._service: Process | None = None
         self._disk = DiskBudget(limits.disk_bytes)
         self._lost: SandboxLost | None = None
         self._counters: Counters | None = None
@@ -169,18 +168,19 @@ class DockerSandbox:
         """Start the container, its service and its main session. Raises `SandboxStartError`."""
         await self.box.start()
         if self._origin.service is not None:
-            process = await self.box.spawn(
-                self._origin.service.command,
-                user=self._origin.service.user,
-                output_cap_bytes=self._host.config.output_cap_bytes,
-            )
-            self._service = RunningService(
-                service=self._origin.service,
-                process=process,
-                exit_code=lambda: self.box.exit_code(process.exec_id),
-            )
-            await self._service.wait(self._probe)
+            await self._serve(self._origin.service)
         await self._open(MAIN)
+
+    async def _serve(self, service: Service) -> None:
+        cap_bytes = self._host.config.output_cap_bytes
+        process = self._service = await self.box.spawn(service.command, user=service.user, output_cap_bytes=cap_bytes)
+
+        async def exit_code() -> int | None:
+            return None if process.stream.open else await self.box.exit_code(process.exec_id)
+
+        await wait_healthy(
+            service, required=service.required, ask=self._probe, exit_code=exit_code, said=process.said.text
+        )
 
     async def freeze(self, **options: Any) -> str:
         """Kill every process and commit the files. Returns the image's id; `options` are those of `commit`."""
@@ -204,7 +204,7 @@ class DockerSandbox:
         self._sessions.clear()
         self._interrupted.clear()
         if self._service is not None:
-            self._service.process.stream.close()
+            self._service.stream.close()
         self.box.detach()
 
     async def _shell(self, name: str) -> tuple[Shell, bool]:
@@ -354,13 +354,13 @@ class DockerSandbox:
     def _others(self, name: str) -> list[int]:
         """Process ids whose sessions and descendants are nobody's business here."""
         pids = [s.shell.pid for other, s in self._sessions.items() if other != name]
-        return [*pids, self._service.process.pid] if self._service is not None else pids
+        return [*pids, self._service.pid] if self._service is not None else pids
 
     async def _probe(self, command: str, timeout_s: float) -> tuple[int | None, str]:
         """One question of a health check, in a shell of its own."""
         shell, _ = await self._shell(_HEALTH)
         sink = HeadTail(self._host.config.output_cap_bytes)
-        answer = shell.run(f"/bin/sh -c {shlex.quote(command)}", sink)
+        answer = shell.run(command, sink)
         if not await within(asyncio.shield(answer), timeout_s):
             await self._interrupt(_HEALTH, shell, answer)
             return None, sink.text()

@@ -28,7 +28,7 @@ from muster.sandbox.namespace.processes.supervisor import Exit, Supervisor
 from muster.sandbox.namespace.processes.tap import Tap
 from muster.sandbox.namespace.processes.tree import descendants, is_ending
 from muster.sandbox.namespace.quiescence import holds_nothing
-from muster.sandbox.port import MAIN, Service, Snapshot
+from muster.sandbox.port import MAIN, Snapshot
 from muster.sandbox.stop import within
 
 _STATE_TIMEOUT_S = 5.0
@@ -96,7 +96,7 @@ class Life:
                 )
             await life.session(MAIN)
             if service is not None:
-                await life._serve(service, required=service.required and service_required)
+                await life._serve(required=service.required and service_required)
         except BaseException:
             life.kill()
             life.release()
@@ -234,15 +234,10 @@ class Life:
         self.snapshot = replace(self.snapshot, shell_state="")
         return await self._shell(MAIN)
 
-    async def _serve(self, service: Service, *, required: bool) -> None:
+    async def _serve(self, *, required: bool) -> None:
         assert self._service is not None
         asker = await self._shell("\0health")
         try:
-            unhealthy = await self._service.wait_healthy(asker)
+            await self._service.wait_healthy(asker, required=required)
         finally:
             asker.end()
-        if unhealthy is not None and required:
-            command = shlex.join(service.command)
-            raise SandboxStartError(
-                f"the image's service is not healthy: {unhealthy.reason}: {command}", unhealthy.evidence()
-            )

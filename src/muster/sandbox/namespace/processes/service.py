@@ -1,7 +1,7 @@
 """An image's own main process, started in the files of a fork and asked whether it works.
 
     launch ─► argv, its output to a tap of its own
-    patience: ask after 10 ms, 20, 40 ... up to interval_s ─► healthy | it ended | out of patience ─► Unhealthy
+    wait_healthy ─► `health`, asked in a shell of its own
 
 Law: the service is not a command: nobody interrupts it, and it dies with the sandbox's processes alone. Whether an
 unhealthy one matters is for the caller to say.
@@ -12,9 +12,8 @@ from __future__ import annotations
 import os
 import shlex
 
-from muster import clock
 from muster.errors import SandboxError, SandboxStartError
-from muster.sandbox.health import Unhealthy, next_ask_s
+from muster.sandbox.health import wait_healthy
 from muster.sandbox.namespace.processes.channel import Channel
 from muster.sandbox.namespace.processes.session import Session
 from muster.sandbox.namespace.processes.supervisor import Child, Supervisor
@@ -59,28 +58,21 @@ class RunningService:
         """The host's number; a daemon's own child is elsewhere."""
         return self._child.pid
 
-    async def wait_healthy(self, asker: Session) -> Unhealthy | None:
-        """Ask until it is healthy (None) or nothing more is to be hoped for. Checks run in the shell `asker`."""
+    async def wait_healthy(self, asker: Session, *, required: bool) -> None:
+        """Checks run in the shell `asker`. Raises `SandboxStartError` for one that is `required` and not healthy."""
         try:
-            return await self._ask(asker)
+            await wait_healthy(
+                self._service,
+                required=required,
+                ask=asker.ask,
+                exit_code=self._exit_code,
+                said=lambda: self._tap.take().text(),
+            )
         finally:
             self._forget_channel()  # it has read what it was to do
 
-    async def _ask(self, asker: Session) -> Unhealthy | None:
-        check = self._service.check
-        started_s = clock.now()
-        asked = 0
-        said = ""
-        while (pause_s := next_ask_s(check, asked=asked, elapsed_s=clock.now() - started_s)) is not None:
-            await clock.sleep(pause_s)
-            code, said = await asker.ask(f"/bin/sh -c {shlex.quote(check.command)}", check.timeout_s)
-            if code == 0:
-                return None
-            asked += 1
-            ended = await self._supervisor.exit_code(self._child) if self._child.ended.done() else None
-            if ended:  # with 0 it may be a daemon, which lives on
-                return self._unhealthy("it ended", said, ended)
-        return self._unhealthy(f"its check failed {asked} times", said, None)
+    async def _exit_code(self) -> int | None:
+        return await self._supervisor.exit_code(self._child) if self._child.ended.done() else None
 
     def close(self) -> None:
         self._child.close()
@@ -91,9 +83,6 @@ class RunningService:
         if self._channel is not None:
             _leave(self._channel)
             self._channel = None
-
-    def _unhealthy(self, reason: str, said: str, ended: int | None) -> Unhealthy:
-        return Unhealthy(reason=reason, output=self._tap.take().text(), check_output=said, exit_code=ended)
 
 
 def _leave(channel: Channel) -> None:
