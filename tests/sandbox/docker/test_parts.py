@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from muster import clock
 from muster.errors import ConfigError, SandboxError, SandboxStartError
+from muster.sandbox.command import Answer
 from muster.sandbox.docker import scripts
 from muster.sandbox.docker.container import network
 from muster.sandbox.docker.daemon import Daemon
 from muster.sandbox.docker.ending import by_agent
 from muster.sandbox.docker.image import snapshot_of
 from muster.sandbox.docker.labels import Owner, is_dead
-from muster.sandbox.docker.shell import Answer, Shell
+from muster.sandbox.docker.shell import Shell
 from muster.sandbox.docker.stream import STDERR, STDOUT, Frames, Stream
 from muster.sandbox.output import HeadTail
 from muster.types import HealthCheck, ImageSpec, Limits

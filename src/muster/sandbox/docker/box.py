@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 
 from muster import clock
 from muster.errors import SandboxError, SandboxStartError
+from muster.sandbox.command import Answer
 from muster.sandbox.docker import scripts
 from muster.sandbox.docker.container import Container, create, exec_env
 from muster.sandbox.docker.daemon import Client, Daemon
 from muster.sandbox.docker.meter import Gauge
-from muster.sandbox.docker.shell import Answer, Shell
+from muster.sandbox.docker.shell import Shell
 from muster.sandbox.docker.stream import Stream
 from muster.sandbox.output import HeadTail
 

@@ -11,28 +11,28 @@ an end of the container itself, or files in which no shell starts, lose the sand
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from muster import clock
 from muster.errors import SandboxError, SandboxLost, SandboxStartError
+from muster.sandbox.command import Answer, Stop, answered, result, within
 from muster.sandbox.config import MIB, SandboxConfig
-from muster.sandbox.disk import DiskBudget
 from muster.sandbox.docker import files, scripts
 from muster.sandbox.docker.box import Box, Process, Session
 from muster.sandbox.docker.daemon import Daemon, Missing
 from muster.sandbox.docker.ending import by_agent
 from muster.sandbox.docker.labels import KEPT_IN
-from muster.sandbox.docker.shell import Answer, Shell
+from muster.sandbox.docker.shell import Shell
 from muster.sandbox.files import usage_bytes
 from muster.sandbox.health import wait_healthy
 from muster.sandbox.kept import KeptStates
 from muster.sandbox.output import HeadTail
 from muster.sandbox.port import MAIN, Counters, Result, Service, Snapshot
-from muster.sandbox.stop import Stop, within
+from muster.sandbox.watch import DiskWatch
 from muster.types import Limits
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class DockerSandbox:
         self._sessions: dict[str, Session] = {}
         self._interrupted: set[str] = set()  # sessions whose command was cancelled and may still run
         self._service: Process | None = None
-        self._disk = DiskBudget(limits.disk_bytes)
+        self._disk: DiskWatch | None = None  # where the writable layer is on this machine
         self._lost: SandboxLost | None = None
         self._counters: Counters | None = None
 
@@ -84,7 +84,8 @@ class DockerSandbox:
         reading = self.box.gauge.begin()
         answer = shell.run(command, sink)
         try:
-            stop = await self._watch(shell, answer, timeout_s, silence_s)
+            pause_s, look = partial(next, self._pauses()), partial(self._look, shell)
+            stop = await answered(answer, timeout_s, silence_s, lambda: shell.heard_at, look_s=pause_s, look=look)
             if stop is not None:
                 await self._interrupt(session, shell, answer)
         except asyncio.CancelledError:
@@ -96,25 +97,24 @@ class DockerSandbox:
         shell.give_up()
         duration_s = clock.now() - started
         used = self.box.gauge.end(reading, disk_bytes=self._disk_level())
-        code = heard.exit_code if heard is not None else None
+        exit_code = heard.exit_code if heard is not None and stop is None else None
         if heard is None:
             code = await self._ended(session)
+            # one that the memory limit killed has no code of its own
+            exit_code = code if stop is None and not (used.oom_kills and code) else None
             restarted = True
-        if stop is None and self._disk.ran(duration_s):
-            stop = await self._disk_stop()
+        if stop is None and self._disk is not None:
+            stop = await self._disk.ran(duration_s)
         if stop is Stop.HOST_DISK:  # the janitor removes it, and what it wrote
             floor = self._host.config.free_disk_bytes
             raise self._lose("this host runs out of disk", by_agent=False, free_disk_bytes=floor)
-        oom = bool(used.oom_kills) and code != 0
-        return Result(
-            output=sink.text() + (self._disk.message if stop is Stop.DISK else ""),
-            exit_code=None if stop is not None or (heard is None and oom) else code,
+        return result(
+            sink,
+            exit_code=exit_code,
+            stop=stop,
+            disk_message=self._disk.message if self._disk is not None else "",
             duration_s=duration_s,
-            timed_out=stop in (Stop.TIME, Stop.SILENCE),
-            silent=stop is Stop.SILENCE,
-            out_of_memory=oom,
             shell_restarted=restarted,
-            omitted_bytes=sink.omitted_bytes,
             counters=replace(used, disk_bytes=self._disk_level()),  # it may have been measured since
         )
 
@@ -167,6 +167,7 @@ class DockerSandbox:
     async def start(self) -> None:
         """Start the container, its service and its main session. Raises `SandboxStartError`."""
         await self.box.start()
+        self._disk = self._watch_upper()
         if self._origin.service is not None:
             await self._serve(self._origin.service)
         await self._open(MAIN)
@@ -187,7 +188,6 @@ class DockerSandbox:
         self.box.gauge.life()  # seen a last time
         self._drop_streams()
         self._service = None
-        self._disk = DiskBudget(self._limits.disk_bytes)
         try:
             await self.box.kill()
         except SandboxError as error:
@@ -305,28 +305,20 @@ class DockerSandbox:
 
     # --- commands ---------------------------------------------------------------------------------------
 
-    async def _watch(
-        self, shell: Shell, answer: asyncio.Future[Answer | None], timeout_s: float, silence_s: float | None
-    ) -> Stop | None:
-        """Wait for the answer; say why it must end earlier."""
-        deadline = clock.now() + timeout_s
-        look_s, longest_s = _LOOK_S
-        if self._disk.poll_s is not None and self.box.gauge.upper is not None:
-            longest_s = self._disk.poll_s
+    def _pauses(self) -> Iterator[float]:
+        """Seconds from one look to the next."""
+        pause_s, longest_s = _LOOK_S
         while True:
-            quiet = shell.heard_at + silence_s if silence_s is not None else deadline
-            if await within(asyncio.shield(answer), min(deadline, quiet, clock.now() + look_s) - clock.now()):
-                return None
-            if clock.now() >= deadline:
-                return Stop.TIME
-            if silence_s is not None and clock.now() >= shell.heard_at + silence_s:
-                return Stop.SILENCE
-            if not await self.box.has(shell.pid):  # a background process may hold its stream open
-                shell.close()
-                return None
-            if (stop := await self._disk_stop()) is not None:
-                return stop
-            look_s = min(2 * look_s, longest_s)
+            yield pause_s
+            poll_s = self._disk.poll_s() if self._disk is not None else None
+            pause_s = min(2 * pause_s, poll_s or longest_s)
+
+    async def _look(self, shell: Shell) -> Stop | None:
+        """While a command runs: whether its shell still lives, and its disk is not full."""
+        if not await self.box.has(shell.pid):  # a background process may hold its stream open
+            shell.close()
+            return None
+        return await self._disk.look() if self._disk is not None else None
 
     async def _interrupt(self, name: str, shell: Shell, answer: asyncio.Future[Answer | None]) -> None:
         """End the command of a session: as Ctrl-C would, then by force; at last its shell."""
@@ -380,17 +372,17 @@ class DockerSandbox:
 
     # --- limits and counters ----------------------------------------------------------------------------
 
-    async def _disk_stop(self) -> Stop | None:
-        """Measure what the sandbox may write, where that can be seen from here."""
+    def _watch_upper(self) -> DiskWatch | None:
+        """Of what the sandbox may write, where that can be seen from here."""
         upper = self.box.gauge.upper
         if upper is None:
             return None
-        if self._disk.measured(await asyncio.to_thread(usage_bytes, upper, stop_at=self._disk.limit_bytes)):
-            return Stop.DISK
-        with suppress(FileNotFoundError):  # removed from outside: its streams tell
-            if shutil.disk_usage(upper).free < self._host.config.free_disk_bytes:
-                return Stop.HOST_DISK
-        return None
+        return DiskWatch(
+            lambda stop_at: asyncio.to_thread(usage_bytes, upper, stop_at=stop_at),
+            limit_bytes=self._limits.disk_bytes,
+            host_directory=upper,
+            free_disk_bytes=self._host.config.free_disk_bytes,
+        )
 
     def _disk_level(self) -> int | None:
-        return self._disk.used_bytes if self.box.gauge.upper is not None else None
+        return self._disk.used_bytes if self._disk is not None else None

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from dataclasses import dataclass
 
 from muster import clock
+from muster.sandbox.command import Answer
 from muster.sandbox.docker import scripts
 from muster.sandbox.docker.scripts import Moment
 from muster.sandbox.docker.stream import STDOUT, Stream
@@ -26,14 +26,6 @@ _IDLE_BYTES = 64 * 1024  # what background processes write between two commands,
 _IDLE_PAUSE_S = 0.05
 _PAYLOAD_BYTES = 2 * 1024 * 1024
 _BEGUN = re.compile(rb"\0begin (\d+)\.(\d\d) (\d+)\n")  # /proc/uptime has hundredths, which are clock ticks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A script is done: its exit code, and what it wrote to descriptor 43."""
-
-    exit_code: int
-    payload: bytes
 
 
 class Shell:

@@ -20,6 +20,7 @@ from pathlib import Path
 from muster import clock
 from muster.errors import SandboxError, SandboxLost, SandboxStartError
 from muster.sandbox.cgroup import Cgroups
+from muster.sandbox.command import Stop, answered, result, within
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.egress.door import Egress, Gate
 from muster.sandbox.egress.report import EgressReport
@@ -35,12 +36,11 @@ from muster.sandbox.namespace.janitor import Retired
 from muster.sandbox.namespace.life import Birth, Life
 from muster.sandbox.namespace.processes import supervisor
 from muster.sandbox.namespace.processes.session import Session
-from muster.sandbox.namespace.storage.quota import Quota
+from muster.sandbox.namespace.storage.quota import Quota, writable_bytes
 from muster.sandbox.namespace.storage.squash import shortened
 from muster.sandbox.namespace.storage.state import RunDirectory
-from muster.sandbox.namespace.watch import Watch
 from muster.sandbox.port import MAIN, Counters, Mount, Result, Snapshot
-from muster.sandbox.stop import Stop, within
+from muster.sandbox.watch import DiskWatch
 from muster.types import Limits
 
 _CLOSE_WAIT_S = 0.005
@@ -95,7 +95,7 @@ class NamespaceSandbox:
         self._borrowed = toolchain.layers if toolchain is not None else ()
         host.run.hold((*snapshot.layers, *self._borrowed))
         self._upper = host.run.new_layer()
-        self._watch = self._watch_upper()
+        self._disk = self._watch_upper()
         self._devices = host.devices.take()
         self._cgroup = host.cgroups.create(host.run.name, self._upper.root.name, limits)
         self._meter = Meter(self._cgroup)
@@ -117,7 +117,9 @@ class NamespaceSandbox:
         reading = self._meter.begin()
         try:
             answer = shell.run(command)
-            stop = await self._watch.until(answer, tap=shell.tap, timeout_s=timeout_s, silence_s=silence_s)
+            stop = await answered(
+                answer, timeout_s, silence_s, lambda: shell.tap.last_s, look_s=self._disk.poll_s, look=self._disk.look
+            )
             heard = answer.result() if stop is None else None
             if stop is not None:
                 shell.interrupt()
@@ -131,30 +133,27 @@ class NamespaceSandbox:
             raise
         duration_s = clock.now() - started
         sink = shell.take()
-        counters = self._meter.end(reading, disk_bytes=self._watch.disk_bytes)
-        oom_kills = counters.oom_kills or 0
+        counters = self._meter.end(reading, disk_bytes=self._disk.used_bytes)
         exit_code = heard.exit_code if heard is not None else None
         if not shell.alive:
-            if stop is None and not oom_kills:
+            if stop is None and not counters.oom_kills:
                 exit_code = await self._exit_code(life, shell)
             await self._ready(session)
             restarted = True
         self._new_oom_kills()  # seen: they explain no later end
         if stop is None:
-            stop = await self._watch.ran(duration_s)
+            stop = await self._disk.ran(duration_s)
         if stop is Stop.HOST_DISK:
             await self._end_life()
             floor = self._host.config.free_disk_bytes
             raise self._lose("this host runs out of disk", by_agent=False, free_disk_bytes=floor)
-        return Result(
-            output=sink.text() + (self._watch.message if stop is Stop.DISK else ""),
+        return result(
+            sink,
             exit_code=exit_code,
+            stop=stop,
+            disk_message=self._disk.message,
             duration_s=duration_s,
-            timed_out=stop in (Stop.TIME, Stop.SILENCE),
-            silent=stop is Stop.SILENCE,
-            out_of_memory=oom_kills > 0 and exit_code != 0,
             shell_restarted=restarted,
-            omitted_bytes=sink.omitted_bytes,
             counters=counters,
         )
 
@@ -199,7 +198,7 @@ class NamespaceSandbox:
         self._host.run.hold(snapshot.layers)  # for the snapshot; what this sandbox holds stays held
         self._origin = snapshot
         self._upper = self._host.run.new_layer()
-        self._watch = self._watch_upper()
+        self._disk = self._watch_upper()
         return snapshot
 
     async def alive(self) -> bool:
@@ -211,7 +210,7 @@ class NamespaceSandbox:
         if self._counters is not None:
             return self._counters
         life, self._life = self._life, None
-        self._counters = self._meter.lifetime(disk_bytes=self._watch.disk_bytes)
+        self._counters = self._meter.lifetime(disk_bytes=self._disk.used_bytes)
         if life is not None:
             life.kill()
             life.release()
@@ -371,11 +370,11 @@ class NamespaceSandbox:
         self._lost = SandboxLost(f"{self.id}: {message}", by_agent=by_agent, evidence=evidence)
         return self._lost
 
-    def _watch_upper(self) -> Watch:
-        return Watch(
-            self._upper,
+    def _watch_upper(self) -> DiskWatch:
+        upper, mounts = self._upper, tuple(mount.source for mount in self._mounts if mount.writable)
+        return DiskWatch(
+            lambda stop_at: writable_bytes(upper, mounts, stop_at=stop_at),
             limit_bytes=self._limits.disk_bytes,
-            mounts=tuple(mount.source for mount in self._mounts if mount.writable),
             host_directory=self._host.run.path,
             free_disk_bytes=self._host.config.free_disk_bytes,
         )

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from muster import clock
 from muster.errors import SandboxStartError
+from muster.sandbox.command import within
 from muster.sandbox.files import read_inside
 from muster.sandbox.namespace.isolation.accounts import Account, resolve
 from muster.sandbox.namespace.isolation.terminals import limit_terminals
@@ -29,7 +30,6 @@ from muster.sandbox.namespace.processes.tap import Tap
 from muster.sandbox.namespace.processes.tree import descendants, is_ending
 from muster.sandbox.namespace.quiescence import holds_nothing
 from muster.sandbox.port import MAIN, Snapshot
-from muster.sandbox.stop import within
 
 _STATE_TIMEOUT_S = 5.0
 _STATE_CAP_BYTES = 1 << 20  # a larger one is left out

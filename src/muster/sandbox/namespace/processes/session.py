@@ -24,16 +24,15 @@ import secrets
 import shlex
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from muster import clock
 from muster.errors import SandboxError, SandboxStartError
+from muster.sandbox.command import Answer, within
 from muster.sandbox.namespace.processes.channel import Channel, calm
 from muster.sandbox.namespace.processes.supervisor import Child, Supervisor
 from muster.sandbox.namespace.processes.tap import Tap
 from muster.sandbox.namespace.processes.tree import descendants, slay
 from muster.sandbox.output import HeadTail
-from muster.sandbox.stop import within
 
 _CHUNK_BYTES = 65_536
 _HEARD_CAP_BYTES = 4 * 1024 * 1024  # of one answer; only a model that writes to our descriptors comes near
@@ -43,14 +42,6 @@ _ASK_GRACE_S = 0.25
 _SETTINGS = (
     "\\builtin set +o history +o histexpand +o emacs; \\builtin unset PROMPT_COMMAND HISTFILE MAILCHECK; PS1= PS2=\n"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The shell finished a script: its exit code, and what it wrote to descriptor 43 after its last NUL."""
-
-    exit_code: int
-    payload: bytes
 
 
 class Session:

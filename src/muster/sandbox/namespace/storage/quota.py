@@ -112,6 +112,14 @@ def used_at_once_bytes(layer: Layer) -> int | None:
     return used_bytes(layer) if covered(layer) else usage_of_few_bytes(layer.root, entries=_FEW_ENTRIES)
 
 
+async def writable_bytes(layer: Layer, places: tuple[Path, ...], *, stop_at: int | None) -> int:
+    """What a layer and the directories beside it take, counted up to about `stop_at` each."""
+    used = used_at_once_bytes(layer)
+    if used is None:
+        used = await asyncio.to_thread(used_bytes, layer, stop_at=stop_at)
+    return used + sum([await asyncio.to_thread(usage_bytes, place, stop_at=stop_at) for place in places])
+
+
 def uncover(directory: Path) -> None:
     """Take the file system off a layer's directory, if it has one; what is left there are plain files."""
     if os.path.ismount(directory):

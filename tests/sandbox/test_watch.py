@@ -7,23 +7,27 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from muster import clock
+from muster.sandbox.command import Answer, Stop, answered
 from muster.sandbox.disk import WRITE_BYTES_PER_S
 from muster.sandbox.files import usage_bytes, usage_of_few_bytes
-from muster.sandbox.namespace.processes.session import Answer
-from muster.sandbox.namespace.processes.tap import Tap
+from muster.sandbox.namespace.storage.quota import writable_bytes
 from muster.sandbox.namespace.storage.state import Layer
-from muster.sandbox.namespace.watch import Watch
-from muster.sandbox.stop import Stop
+from muster.sandbox.watch import DiskWatch
 
 LIMIT_S = 0.5  # of writing, at the most
 LIMIT_BYTES = int(LIMIT_S * WRITE_BYTES_PER_S)
 
 
-def over_a_layer(directory: Path, body: Callable[[Watch, Layer], Awaitable[None]]) -> None:
+def over_a_layer(directory: Path, body: Callable[[DiskWatch, Layer], Awaitable[None]]) -> None:
     """On the virtual clock, where no thread can answer."""
     layer = Layer(root=directory / "layer")
     layer.fs.mkdir(parents=True)
-    watch = Watch(layer, limit_bytes=LIMIT_BYTES, mounts=(), host_directory=directory, free_disk_bytes=0)
+    watch = DiskWatch(
+        lambda stop_at: writable_bytes(layer, (), stop_at=stop_at),
+        limit_bytes=LIMIT_BYTES,
+        host_directory=directory,
+        free_disk_bytes=0,
+    )
 
     async def main() -> None:
         await body(watch, layer)
@@ -31,27 +35,27 @@ def over_a_layer(directory: Path, body: Callable[[Watch, Layer], Awaitable[None]
     clock.run_virtual(main())
 
 
-async def command(watch: Watch, duration_s: float) -> Stop | None:
+async def command(watch: DiskWatch, duration_s: float) -> Stop | None:
     """One that ends by itself after so long."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Answer | None] = loop.create_future()
     loop.call_later(duration_s, answer.set_result, None)
-    stop = await watch.until(answer, tap=Tap(cap_bytes=100), timeout_s=60.0, silence_s=None)
+    stop = await answered(answer, 60.0, None, clock.now, look_s=watch.poll_s, look=watch.look)
     return stop or await watch.ran(duration_s)
 
 
 def test_what_was_measured_while_a_command_ran_is_not_measured_again_at_its_end(tmp_path: Path) -> None:
-    async def body(watch: Watch, layer: Layer) -> None:
+    async def body(watch: DiskWatch, layer: Layer) -> None:
         await command(watch, 0.4 * LIMIT_S)
-        assert watch.disk_bytes == 0
+        assert watch.used_bytes == 0
         await command(watch, 1.5 * LIMIT_S)
-        before = watch.disk_bytes
+        before = watch.used_bytes
         assert before > 0
         (layer.fs / "file").write_bytes(b"x" * 100_000)
         await command(watch, 0.4 * LIMIT_S)
-        assert watch.disk_bytes == before
+        assert watch.used_bytes == before
         await command(watch, 0.4 * LIMIT_S)
-        assert watch.disk_bytes > before
+        assert watch.used_bytes > before
 
     over_a_layer(tmp_path, body)
 
