@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from muster import clock
 from muster.errors import SandboxError, SandboxLost, SandboxStartError
 from muster.sandbox.command import Answer, Stop, answered, result, within
-from muster.sandbox.config import MIB, SandboxConfig
+from muster.sandbox.config import SandboxConfig
 from muster.sandbox.docker import files, scripts
 from muster.sandbox.docker.box import Box, Process, Session
 from muster.sandbox.docker.daemon import Daemon, Missing
@@ -32,6 +32,7 @@ from muster.sandbox.health import wait_healthy
 from muster.sandbox.kept import KeptStates
 from muster.sandbox.output import HeadTail
 from muster.sandbox.port import MAIN, Counters, Result, Service, Snapshot
+from muster.sandbox.shell_state import captured, restore, restored
 from muster.sandbox.watch import DiskWatch
 from muster.types import Limits
 
@@ -39,8 +40,6 @@ T = TypeVar("T")
 
 _KILL_ROUNDS = 5  # a loop in the shell starts the next process as soon as one is killed
 _TRANSPORT_S = 0.25  # an answer comes through the daemon, which may be busy
-_CAPTURE_TIMEOUT_S = 5.0
-_STATE_CAP_BYTES = MIB  # of captured shell state; of a larger one nothing is kept
 _LOOK_S = (0.05, 2.0)  # between two looks at whether the shell still lives: at first, at most
 _HEALTH = "\0health"  # the session of a service's health check
 
@@ -223,7 +222,8 @@ class DockerSandbox:
         service = self._origin.service
         user = service.user if name == _HEALTH and service is not None else self._origin.user
         session = await self.box.session(workdir=self._origin.workdir, user=user)
-        if name == MAIN and self._origin.shell_state and not await self._restored(session.shell):
+        state = self._origin.shell_state if name == MAIN else ""
+        if state and not await restored(session.shell.begin(restore(state))):
             # a state on which the shell ends or hangs (a model can make one) is left out
             await self.box.order(scripts.kill_shell(session.shell.pid))
             session.shell.close()
@@ -231,10 +231,6 @@ class DockerSandbox:
             session = await self.box.session(workdir=self._origin.workdir, user=self._origin.user)
         self._sessions[name] = session
         return session.shell
-
-    async def _restored(self, shell: Shell) -> bool:
-        answer = shell.begin(scripts.restore(self._origin.shell_state))
-        return await within(asyncio.shield(answer), _CAPTURE_TIMEOUT_S) and answer.result() is not None
 
     async def _reopen(self, name: str) -> Shell:
         """A new shell in the same files: perhaps after killing what leaves no room for one."""
@@ -360,15 +356,9 @@ class DockerSandbox:
         return (heard.exit_code if heard is not None else None), sink.text()
 
     async def _capture(self) -> str:
-        """Shell state as bash source. Empty when the shell cannot tell (it was left in a broken state)."""
+        """Shell state as bash source."""
         shell, _ = await self._shell(MAIN)
-        answer = shell.begin(scripts.CAPTURE)
-        if not await within(asyncio.shield(answer), _CAPTURE_TIMEOUT_S):
-            return ""
-        heard = answer.result()
-        if heard is None or len(heard.payload) > _STATE_CAP_BYTES:
-            return ""
-        return heard.payload.decode(errors="replace")
+        return await captured(shell.begin(scripts.CAPTURE))
 
     # --- limits and counters ----------------------------------------------------------------------------
 

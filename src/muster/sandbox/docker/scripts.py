@@ -18,6 +18,8 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from muster.sandbox.shell_state import capture
+
 _BASH = ("/bin/bash", "--noprofile", "--norc", "-c")
 _FILES = "exec 41>&1 42<&0 43>&2 </dev/null >/dev/null 2>&1"
 _READ = 'while IFS= builtin read -r -d "" -u 42 MUSTER; do builtin eval "$MUSTER"; MUSTER_CODE=$?; done'
@@ -60,12 +62,7 @@ BEGIN = (
 )
 """Says when a command begins; see `Moment`."""
 
-# options come last: with `errexit` on, the line before must not fail
-CAPTURE = (
-    "{ builtin unset MUSTER MUSTER_LAST MUSTER_CODE; builtin declare -p; builtin declare -f; builtin alias -p; "
-    "builtin shopt -p; builtin trap -p; builtin printf 'builtin '; builtin umask -p; "
-    "builtin printf 'builtin cd -- %q\\n' \"$PWD\"; builtin set +o; } >&43 2>/dev/null"
-)
+CAPTURE = capture("builtin unset MUSTER MUSTER_LAST MUSTER_CODE", aliases=True)
 """Writes the state of a shell as bash source to descriptor 43."""
 
 
@@ -100,10 +97,6 @@ def service(command: Iterable[str]) -> tuple[str, ...]:
 def run(command: str) -> str:
     """A command of the user: no input, our descriptors closed."""
     return f"builtin eval {shlex.quote(command.replace(chr(0), ''))} </dev/null >&41 2>&41 41>&- 42<&- 43>&-"
-
-
-def restore(state: str) -> str:
-    return f"builtin eval {shlex.quote(state)} >/dev/null 2>&1"
 
 
 def answer(token: str) -> str:

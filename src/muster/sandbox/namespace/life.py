@@ -19,7 +19,6 @@ from pathlib import Path
 
 from muster import clock
 from muster.errors import SandboxStartError
-from muster.sandbox.command import within
 from muster.sandbox.files import read_inside
 from muster.sandbox.namespace.isolation.accounts import Account, resolve
 from muster.sandbox.namespace.isolation.terminals import limit_terminals
@@ -30,15 +29,9 @@ from muster.sandbox.namespace.processes.tap import Tap
 from muster.sandbox.namespace.processes.tree import descendants, is_ending
 from muster.sandbox.namespace.quiescence import holds_nothing
 from muster.sandbox.port import MAIN, Snapshot
+from muster.sandbox.shell_state import capture, captured, restore, restored
 
-_STATE_TIMEOUT_S = 5.0
-_STATE_CAP_BYTES = 1 << 20  # a larger one is left out
-# options come last: with `errexit` on, the line before must not fail
-_CAPTURE = (
-    "{ builtin printf '\\0'; builtin declare -p; builtin declare -f; builtin shopt -p; builtin trap -p; "
-    "builtin printf 'builtin '; builtin umask -p; "
-    "builtin printf 'builtin cd -- %q\\n' \"$PWD\"; builtin set +o; } >&43 2>/dev/null"
-)
+_CAPTURE = capture("builtin printf '\\0'")
 _PROBE = "\0probe"
 _SETTLE_S = (0.0, 0.002, 0.01, 0.05)  # a shell answers a moment before it has tidied up behind its command
 _NAMES_BYTES = 1 << 20  # of /etc/passwd and /etc/group
@@ -130,14 +123,8 @@ class Life:
         return session, before is not None
 
     async def capture(self, session: Session) -> str:
-        """Shell state as bash source. Empty when the shell cannot tell (it was left in a broken state)."""
-        answer = session.begin(_CAPTURE)
-        if not await within(asyncio.shield(answer), _STATE_TIMEOUT_S):
-            return ""
-        heard = answer.result()
-        if heard is None or len(heard.payload) > _STATE_CAP_BYTES:
-            return ""
-        return heard.payload.decode(errors="replace")
+        """Shell state as bash source."""
+        return await captured(session.begin(_CAPTURE))
 
     def processes(self) -> frozenset[int]:
         """Host process ids of everything but PID 1."""
@@ -227,8 +214,7 @@ class Life:
 
     async def _restore(self, session: Session) -> Session:
         """A state on which the shell ends or hangs (a model can make one) is left out."""
-        answer = session.begin(f"builtin eval {shlex.quote(self.snapshot.shell_state)} >/dev/null 2>&1")
-        if await within(asyncio.shield(answer), _STATE_TIMEOUT_S) and answer.result() is not None:
+        if await restored(session.begin(restore(self.snapshot.shell_state))):
             return session
         session.end()
         self.snapshot = replace(self.snapshot, shell_state="")
