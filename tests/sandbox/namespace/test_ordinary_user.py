@@ -59,7 +59,7 @@ def test_the_contract_holds_for_an_ordinary_user(home: Path) -> None:
     python = python_of_nobody(home)
     if python is None:
         pytest.skip("nobody may run no interpreter of this version, or may not read this checkout")
-    files = ("contract/test_sandbox.py", "sandbox/test_egress.py", "sandbox/test_ordinary_user.py")
+    files = ("contract/test_sandbox.py", "sandbox/egress/test_door.py", "sandbox/namespace/test_ordinary_user.py")
     answer = run_as_nobody(
         python,
         *("-m", "pytest", "-n0", "-rA", "-p", "no:cacheprovider", f"--rootdir={TESTS.parent}"),
