@@ -15,7 +15,7 @@ import pytest
 import daemons
 from muster.errors import SandboxStartError
 from muster.sandbox.docker.backend import DockerBackend
-from muster.sandbox.docker.labels import CONTROLLER, Reaped
+from muster.sandbox.docker.labels import CONTROLLER, Removed
 from muster.sandbox.port import Mount
 from muster.types import ImageSpec, Limits
 from sandbox.docker.docker_world import OnDaemon, fresh, run
@@ -103,10 +103,10 @@ def test_a_killed_controller_leaves_what_the_next_one_removes_by_its_labels(kind
 
     async def body(backend: DockerBackend) -> None:
         mine = await fresh(backend)
-        assert await backend.reap() == Reaped(), "its owner lives"
+        assert await backend.reap() == Removed(), "its owner lives"
         victim.send_signal(signal.SIGKILL)
         victim.communicate()
-        assert await backend.reap() == Reaped(containers=2, volumes=1, images=2)
+        assert await backend.reap() == Removed(containers=2, volumes=1, images=2)
         assert await mine.alive()
 
     run(host, body)

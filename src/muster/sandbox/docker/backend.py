@@ -28,9 +28,9 @@ from muster.sandbox.docker.box import Box
 from muster.sandbox.docker.container import Bind, Container, network
 from muster.sandbox.docker.daemon import Daemon
 from muster.sandbox.docker.image import REPOSITORY, Images
-from muster.sandbox.docker.instance import DockerSandbox, Host
-from muster.sandbox.docker.janitor import Janitor
-from muster.sandbox.docker.labels import CONTROLLER, RUN, Owner, Reaped, reap, remove
+from muster.sandbox.docker.instance import DaemonHost, DockerSandbox
+from muster.sandbox.docker.janitor import ContainerJanitor
+from muster.sandbox.docker.labels import CONTROLLER, RUN, Owner, Removed, reap, remove
 from muster.sandbox.docker.toolchain import Toolchain, copy
 from muster.sandbox.kept import DAY_S, KEPT, KeptStates
 from muster.sandbox.port import Mount, Snapshot
@@ -52,9 +52,9 @@ class DockerBackend:
         self._daemon = Daemon(config.docker_host)
         self._owner = Owner.here(run)
         self._images = Images(self._daemon, config)
-        self._janitor = Janitor(self._daemon)
+        self._janitor = ContainerJanitor(self._daemon)
         self._kept = KeptStates(config.state_dir / KEPT, lifetime_s=config.keep_days * DAY_S)
-        self._host = Host(
+        self._host = DaemonHost(
             config=config,
             daemon=self._daemon,
             kept=self._kept,
@@ -125,7 +125,7 @@ class DockerBackend:
             await remove(self._daemon, {RUN: self._owner.run, CONTROLLER: self._owner.controller})
         self._daemon.close()
 
-    async def reap(self) -> Reaped:
+    async def reap(self) -> Removed:
         """Remove what killed controllers of this machine left at the daemon. Raises `SandboxError`."""
         return await reap(self._daemon)
 

@@ -35,7 +35,7 @@ _ATTACH = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class OpenShell:
     """A shell of a user, and the daemon's name for its process."""
 
     shell: Shell
@@ -88,11 +88,11 @@ class Box:
         """Whether the supervisor's stream is open; it ends with the container."""
         return self._supervisor is not None and self._supervisor.alive
 
-    async def session(self, *, workdir: str, user: str) -> Session:
+    async def session(self, *, workdir: str, user: str) -> OpenShell:
         """A fresh shell that answers."""
         exec_id, stream = await self._execute(scripts.session(workdir), user)
         shell = await self._greet(Shell(stream), f'{scripts.PREPARE}; builtin printf "%d" $$ >&43')
-        return Session(shell=shell, exec_id=exec_id)
+        return OpenShell(shell=shell, exec_id=exec_id)
 
     async def spawn(self, command: tuple[str, ...], *, user: str, output_cap_bytes: int) -> Process:
         """Start a program of the image in the background."""

@@ -22,7 +22,7 @@ from muster.errors import SandboxError, SandboxLost, SandboxStartError
 from muster.sandbox.command import Answer, Stop, answered, result, within
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.docker import files, scripts
-from muster.sandbox.docker.box import Box, Process, Session
+from muster.sandbox.docker.box import Box, OpenShell, Process
 from muster.sandbox.docker.daemon import Daemon, Missing
 from muster.sandbox.docker.ending import by_agent
 from muster.sandbox.docker.labels import KEPT_IN
@@ -45,7 +45,7 @@ _HEALTH = "\0health"  # the session of a service's health check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class DaemonHost:
     """What all sandboxes of a backend share. `starts`: whether a fresh container of a snapshot answers."""
 
     config: SandboxConfig
@@ -59,13 +59,13 @@ class Host:
 class DockerSandbox:
     """Implements `sandbox.port.Sandbox`. Made by `DockerBackend.fork`; used by one caller at a time."""
 
-    def __init__(self, host: Host, box: Box, *, id: str, snapshot: Snapshot, limits: Limits) -> None:
+    def __init__(self, host: DaemonHost, box: Box, *, id: str, snapshot: Snapshot, limits: Limits) -> None:
         self.id = id
         self.box = box
         self._host = host
         self._origin = snapshot
         self._limits = limits
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, OpenShell] = {}
         self._interrupted: set[str] = set()  # sessions whose command was cancelled and may still run
         self._service: Process | None = None
         self._disk: DiskWatch | None = None  # where the writable layer is on this machine

@@ -18,7 +18,7 @@ from muster.sandbox.docker.labels import remove_container
 _AT_ONCE = 4  # removals; a daemon that removes many at once answers nobody else
 
 
-class Janitor:
+class ContainerJanitor:
     """Removes what is handed to it. `close` waits until all was tried; labels find the rest."""
 
     def __init__(self, daemon: Daemon) -> None:

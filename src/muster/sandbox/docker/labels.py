@@ -50,7 +50,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reaped:
+class Removed:
     """How many were removed."""
 
     containers: int = 0
@@ -58,12 +58,12 @@ class Reaped:
     images: int = 0
 
 
-async def reap(daemon: Daemon) -> Reaped:
+async def reap(daemon: Daemon) -> Removed:
     """Remove what dead controllers left at this daemon. Raises `SandboxError` when the daemon does not answer."""
     return await remove(daemon, {}, is_dead)
 
 
-async def remove(daemon: Daemon, having: Mapping[str, str], mine: Mine = lambda _: True) -> Reaped:
+async def remove(daemon: Daemon, having: Mapping[str, str], mine: Mine = lambda _: True) -> Removed:
     """Remove everything with the labels `having` whose controller is `mine`, until none is listed any more."""
     wanted = [CONTROLLER, *(f"{key}={value}" for key, value in having.items())]
     removed = [set[str](), set[str](), set[str]()]
@@ -78,7 +78,7 @@ async def remove(daemon: Daemon, having: Mapping[str, str], mine: Mine = lambda 
                 with suppress(SandboxError):  # in use by the next in line, or gone; the list is read again
                     await daemon.call("remove", lambda api, d=delete, n=name: d(api, n))
         await clock.sleep(_ROUND_PAUSE_S if any(chosen[1:]) else 0)
-    return Reaped(containers=len(removed[0]), volumes=len(removed[1]), images=len(removed[2]))
+    return Removed(containers=len(removed[0]), volumes=len(removed[1]), images=len(removed[2]))
 
 
 async def remove_container(daemon: Daemon, container: str) -> None:

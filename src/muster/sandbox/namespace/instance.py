@@ -35,7 +35,7 @@ from muster.sandbox.namespace.isolation.view import Views
 from muster.sandbox.namespace.janitor import Retired
 from muster.sandbox.namespace.life import Birth, Life
 from muster.sandbox.namespace.processes import supervisor
-from muster.sandbox.namespace.processes.session import Session
+from muster.sandbox.namespace.processes.session import TerminalShell
 from muster.sandbox.namespace.storage.quota import Quota, writable_bytes
 from muster.sandbox.namespace.storage.squash import shortened
 from muster.sandbox.namespace.storage.state import RunDirectory
@@ -185,7 +185,7 @@ class NamespaceSandbox:
         self._host.release(frozen.layers)
         return None
 
-    async def _freeze(self, life: Life, main: Session) -> Snapshot:
+    async def _freeze(self, life: Life, main: TerminalShell) -> Snapshot:
         state = await life.capture(main)
         await self._end_life()
         frozen = self._upper
@@ -284,7 +284,7 @@ class NamespaceSandbox:
 
     # --- processes, coming and going ----------------------------------------------------------------------
 
-    async def _ready(self, name: str) -> tuple[Life, Session, bool]:
+    async def _ready(self, name: str) -> tuple[Life, TerminalShell, bool]:
         """A shell that answers, and whether it had to be started anew because the last one had ended."""
         async with self._waking:
             life, reborn = await self._living()
@@ -341,7 +341,7 @@ class NamespaceSandbox:
             await control.close()
         return True
 
-    async def _exit_code(self, life: Life, session: Session) -> int | None:
+    async def _exit_code(self, life: Life, session: TerminalShell) -> int | None:
         """Of a shell that ended by itself; None if PID 1 cannot tell any more."""
         with suppress(SandboxError, TimeoutError):
             async with clock.timeout(_END_WAIT_S):

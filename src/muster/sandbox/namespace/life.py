@@ -23,7 +23,7 @@ from muster.sandbox.files import read_inside
 from muster.sandbox.namespace.isolation.accounts import Account, resolve
 from muster.sandbox.namespace.isolation.terminals import limit_terminals
 from muster.sandbox.namespace.processes.service import RunningService
-from muster.sandbox.namespace.processes.session import Session
+from muster.sandbox.namespace.processes.session import TerminalShell
 from muster.sandbox.namespace.processes.supervisor import Exit, Supervisor
 from muster.sandbox.namespace.processes.tap import Tap
 from muster.sandbox.namespace.processes.tree import descendants, is_ending
@@ -63,7 +63,7 @@ class Life:
         self._birth = birth
         self._user: str | None = None
         self._greeting = ""
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, TerminalShell] = {}
         self._taps: dict[str, Tap] = {}
         self._service: RunningService | None = None
 
@@ -109,7 +109,7 @@ class Life:
     def exited(self) -> asyncio.Future[Exit]:
         return self.supervisor.exited
 
-    async def session(self, name: str) -> tuple[Session, bool]:
+    async def session(self, name: str) -> tuple[TerminalShell, bool]:
         """The shell of that name, and whether it had to be started anew. Raises `SandboxStartError`."""
         before = self._sessions.get(name)
         if before is not None and before.alive:
@@ -122,7 +122,7 @@ class Life:
         self._sessions[name] = session
         return session, before is not None
 
-    async def capture(self, session: Session) -> str:
+    async def capture(self, session: TerminalShell) -> str:
         """Shell state as bash source."""
         return await captured(session.begin(_CAPTURE))
 
@@ -150,7 +150,7 @@ class Life:
             return False
         return True
 
-    async def recover(self, session: Session) -> bool:
+    async def recover(self, session: TerminalShell) -> bool:
         """After `session.interrupt()`: kill all but what is spared. False: the shell does not come back."""
 
         shells = {other.child.pid for other in self._sessions.values() if other is not session}
@@ -201,10 +201,10 @@ class Life:
         workdir = shlex.quote(self.snapshot.workdir)
         return f"builtin export {exports}; builtin cd -- {workdir} || builtin cd /"
 
-    async def _shell(self, name: str) -> Session:
+    async def _shell(self, name: str) -> TerminalShell:
         if name not in self._taps:
             self._taps[name] = Tap(self._birth.output_cap_bytes)
-        return await Session.start(
+        return await TerminalShell.start(
             self.supervisor,
             user=self._user,
             greeting=self._greeting,
@@ -212,7 +212,7 @@ class Life:
             timeout_s=self._birth.timeout_s,
         )
 
-    async def _restore(self, session: Session) -> Session:
+    async def _restore(self, session: TerminalShell) -> TerminalShell:
         """A state on which the shell ends or hangs (a model can make one) is left out."""
         if await restored(session.begin(restore(self.snapshot.shell_state))):
             return session

@@ -15,7 +15,7 @@ import shlex
 from muster.errors import SandboxError, SandboxStartError
 from muster.sandbox.health import wait_healthy
 from muster.sandbox.namespace.processes.channel import Channel
-from muster.sandbox.namespace.processes.session import Session
+from muster.sandbox.namespace.processes.session import TerminalShell
 from muster.sandbox.namespace.processes.supervisor import Child, Supervisor
 from muster.sandbox.namespace.processes.tap import Tap
 from muster.sandbox.port import Service
@@ -58,7 +58,7 @@ class RunningService:
         """The host's number; a daemon's own child is elsewhere."""
         return self._child.pid
 
-    async def wait_healthy(self, asker: Session, *, required: bool) -> None:
+    async def wait_healthy(self, asker: TerminalShell, *, required: bool) -> None:
         """Checks run in the shell `asker`. Raises `SandboxStartError` for one that is `required` and not healthy."""
         try:
             await wait_healthy(

@@ -44,7 +44,7 @@ _SETTINGS = (
 )
 
 
-class Session:
+class TerminalShell:
     """Made by `start`. `begin`, then await `answer` (shield it), which is None if the shell ended."""
 
     def __init__(self, channel: Channel, child: Child, tap: Tap) -> None:
@@ -71,7 +71,7 @@ class Session:
     @classmethod
     async def start(
         cls, supervisor: Supervisor, *, user: str | None, greeting: str, tap: Tap, timeout_s: float
-    ) -> Session:
+    ) -> TerminalShell:
         """A shell of `user` (as `Supervisor.launch` takes it) that ran `greeting`; its output goes to `tap`.
 
         Raises `SandboxStartError`.
