@@ -23,10 +23,10 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from muster.cli import app
+from muster.app.cli.shared import app
 from muster.config import RunConfig, key_paths, load, validate
 from muster.errors import MusterError
-from muster.sim.collection import World
+from muster.lab.world.world import World
 from muster.tasks.harbor import load_directory
 from muster.tasks.task_toml import TaskToml
 

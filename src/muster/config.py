@@ -110,6 +110,18 @@ class RunConfig(BaseModel):
         return self
 
 
+def given(config: RunConfig | Path | str | Mapping[str, Any] | None) -> RunConfig:
+    """A configuration however it is given: itself, the path of a TOML file, its values, or None for the defaults.
+
+    Raises `ConfigError`. Example: `given({"model": "/models/mine", "loop": {"steps": 20}})`
+    """
+    if isinstance(config, RunConfig):
+        return config
+    if isinstance(config, Mapping):
+        return validate(config)
+    return load(None if config is None else Path(config))
+
+
 def load(path: Path | None = None, overrides: Iterable[str] = ()) -> RunConfig:
     """Read `path` (defaults alone if None), apply `key=value` overrides, validate. Raises `ConfigError`."""
     values = _read(path) if path else {}

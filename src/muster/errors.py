@@ -11,6 +11,7 @@
     │   │   ├── SandboxStartError
     │   │   └── SandboxLost          carries the evidence of who did it
     │   ├── EngineError
+    │   ├── PlayerError              of the user's own agent
     │   ├── VerifierError
     │   ├── TrainerError             not attributable to a trajectory: stops the run with its cause
     │   └── PublicationError
@@ -87,6 +88,12 @@ class EngineError(BoundaryError):
     ) -> None:
         super().__init__(message, evidence)
         self.kept = kept
+
+
+class PlayerError(BoundaryError):
+    """The user's own agent raised what is neither the engine's nor the sandbox's, or broke its port's promises."""
+
+    cause = Cause.PLAYER_FAILED
 
 
 class VerifierError(BoundaryError):

@@ -16,10 +16,11 @@ import datetime
 import fcntl
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version as distribution_version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -27,7 +28,7 @@ from rich.console import Console
 from muster import clock
 from muster.app.environments import environment
 from muster.app.reporting import leave_behind
-from muster.config import RunConfig, to_toml, validate
+from muster.config import RunConfig, given, to_toml, validate
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.launching import is_ours, launch
 from muster.engine.port import Replica
@@ -52,6 +53,8 @@ from muster.publish.publisher import Publisher
 from muster.publish.transports import exporter_for, reap, retire
 from muster.rollout.agent import Agent
 from muster.rollout.attempt import Rollout
+from muster.rollout.own_player import OwnPlayer, load_player, name_of
+from muster.rollout.port import MakePlayer
 from muster.rollout.renderer import Renderer
 from muster.sandbox.pool.pool import Pool
 from muster.tasks.curriculum import Curriculum
@@ -59,39 +62,54 @@ from muster.tasks.suite import Suites, load_suites
 from muster.trainer.checkpoint import as_model
 from muster.trainer.process.trainer import ProcessTrainer
 from muster.types import Evaluation
-from muster.verifier.function import source_digest
+from muster.verifier.function import load_score, source_digest
 from muster_suites.write import generate
 
 
 def train(
-    config: RunConfig | None = None,
-    directory: Path | None = None,
+    config: RunConfig | Path | str | Mapping[str, Any] | None = None,
+    directory: Path | str | None = None,
     *,
+    player: MakePlayer | None = None,
     console: Console | None = None,
     plain: bool = False,
 ) -> Path:
     """Train from the beginning; returns the run's directory.
 
-    directory: where the run is kept; default `runs/<time>`. Raises `UserError` for a configuration, model or task
-    that cannot be used, another `MusterError` when a part failed; such a run can be resumed.
+    config: a `RunConfig`, the path of a TOML file, or its values; default: the starter run.
+    directory: where the run is kept; default `runs/<time>`.
+    player: the class of an own agent, in place of naming it as `agent.player`.
+
+    Raises `UserError` for a configuration, model, task or player that cannot be used, another `MusterError` when a part
+    failed; such a run can be resumed. Example: `muster.train({"model": "/models/mine", "loop": {"steps": 20}})`
     """
-    config = config or RunConfig()
-    directory = directory or _new_directory("train")
-    _drive(_Place.create(config, directory), console or Console(), plain=plain)
+    directory = Path(directory) if directory else _new_directory("train")
+    _drive(_Place.create(_with_player(given(config), player), directory, player), console or Console(), plain=plain)
     return directory
 
 
-def resume(directory: Path, *, console: Console | None = None, plain: bool = False) -> Path:
-    """Continue a run that was stopped or killed. Raises as `train`."""
-    _drive(_Place.open(directory), console or Console(), plain=plain)
+def resume(
+    directory: Path | str, *, player: MakePlayer | None = None, console: Console | None = None, plain: bool = False
+) -> Path:
+    """Continue a run that was stopped or killed; returns its directory. Raises as `train`.
+
+    player: the one of the run, where its module cannot be found by name: it was defined in a script.
+    """
+    directory = Path(directory)
+    _drive(_Place.open(directory, player), console or Console(), plain=plain)
     return directory
 
 
 def evaluate(
-    config: RunConfig | None = None, directory: Path | None = None, *, console: Console | None = None
+    config: RunConfig | Path | str | Mapping[str, Any] | None = None,
+    directory: Path | str | None = None,
+    *,
+    player: MakePlayer | None = None,
+    console: Console | None = None,
 ) -> Evaluation:
-    """Pass rate of `config.model` on the held-out tasks, through the serving engine."""
-    place = _Place.create(config or RunConfig(), directory or _new_directory("eval"))
+    """Pass rate of `config.model` on the held-out tasks, through the serving engine. Arguments as of `train`."""
+    directory = Path(directory) if directory else _new_directory("eval")
+    place = _Place.create(_with_player(given(config), player), directory, player)
     return _one_evaluation(place, console or Console())
 
 
@@ -118,15 +136,16 @@ class _Place:
     config: RunConfig
     directory: Path
     model: Path
+    renderer: Renderer
+    player: OwnPlayer | None  # None: Muster's own agent
     suites: Suites
 
     @classmethod
-    def create(cls, config: RunConfig, directory: Path) -> _Place:
+    def create(cls, config: RunConfig, directory: Path, make: MakePlayer | None = None) -> _Place:
         """Check what the user named before anything is written, then write it down."""
         if (directory / FILE_NAME).exists():
             raise UserError(f"{directory}: a run is there already; continue it with --resume, or name another --output")
-        model = resolve(config.model)
-        suites = load_suites(config.tasks, directory / "tasks", seed=config.seed, generate=generate)
+        place = cls._checked(config, directory, make)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "config.toml").write_text(to_toml(config), encoding="utf-8")
         meta = {
@@ -135,25 +154,47 @@ class _Place:
             "config": config.model_dump(mode="json"),
             "muster_version": distribution_version("muster-rl"),
             "model": config.model,
-            "tasks_digest": suites.digest,
+            "tasks_digest": place.suites.digest,
             "seed": config.seed,
         }
         Journal.create(directory / FILE_NAME, meta=meta).close()
-        return cls(config=config, directory=directory, model=model, suites=suites)
+        return place
 
     @classmethod
-    def open(cls, directory: Path) -> _Place:
+    def open(cls, directory: Path, make: MakePlayer | None = None) -> _Place:
         if not (directory / FILE_NAME).exists():
             raise UserError(f"{directory}: no run to resume there (no {FILE_NAME})")
-        config = _config_of(directory)
+        return cls._checked(_config_of(directory), directory, make)
+
+    @classmethod
+    def _checked(cls, config: RunConfig, directory: Path, make: MakePlayer | None) -> _Place:
+        """What the configuration names is there; of it only a suite that is generated is written."""
+        if config.verifier.score:
+            load_score(config.verifier.score)
+        if config.agent.player:
+            make = make or load_player(config.agent.player)
+        model = resolve(config.model)
+        renderer = Renderer(tokenizer_from(model))
+        player = OwnPlayer(make, renderer=renderer, config=config.agent) if make else None
         suites = load_suites(config.tasks, directory / "tasks", seed=config.seed, generate=generate)
-        return cls(config=config, directory=directory, model=resolve(config.model), suites=suites)
+        if player:
+            player.begin(suites.train[0])  # what it raises is known before anything starts
+        return cls(config=config, directory=directory, model=model, renderer=renderer, player=player, suites=suites)
 
 
 def _config_of(directory: Path) -> RunConfig:
     """As the run's journal holds it; `config.toml` is for people."""
     with Journal.open(directory / FILE_NAME) as journal:
         return validate(journal.meta()["config"], source=str(directory / FILE_NAME))
+
+
+def _with_player(config: RunConfig, player: MakePlayer | None) -> RunConfig:
+    """The record names the player, so that another process finds it."""
+    if player is None:
+        return config
+    if config.agent.player:
+        raise UserError(f"agent.player = {config.agent.player!r}, and another is given as player=: leave one out")
+    return config.model_copy(update={"agent": config.agent.model_copy(update={"player": name_of(player)})})
 
 
 def _new_directory(kind: str) -> Path:
@@ -247,7 +288,6 @@ class _Built:
 async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
     """Engine process, sandboxes and verifier, connected; closed in reverse order."""
     config = place.config
-    renderer = Renderer(tokenizer_from(place.model))
     async with contextlib.AsyncExitStack() as stack:
         here = await stack.enter_async_context(environment(config.sandbox, config.verifier, label=place.directory.name))
         fleet = Fleet([f"engine{index}" for index in range(config.engine.replicas)], config.router)
@@ -255,7 +295,11 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
         async with asyncio.TaskGroup() as starts:  # a server takes its time, and most of that it waits
             for index, member in enumerate(fleet.replicas):
                 starts.create_task(stack.enter_async_context(_kept_engine(place, journal, index, member, keepers)))
-        agent = Agent(engine=fleet, renderer=renderer, config=config.agent)
+        agent = (
+            place.player.serve(fleet)
+            if place.player
+            else Agent(engine=fleet, renderer=place.renderer, config=config.agent)
+        )
         keeps = Keeps(journal, here.pool.backend, config.agent.keep_every_s)
         stack.push_async_callback(keeps.tidy)
         rollout = Rollout(agent=agent, pool=here.pool, verifier=here.verifier, released=fleet.release, keeper=keeps)
@@ -267,6 +311,7 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
             "prompt": config.agent.prompt,
             "tasks_digest": place.suites.digest,
             "muster_version": distribution_version("muster-rl"),
+            **(place.player.fingerprint if place.player else {}),
         }
         evaluator = Evaluator(
             config.evaluate,

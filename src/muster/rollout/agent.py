@@ -9,9 +9,7 @@ rate. Queues, pauses and infrastructure are never charged. How it ended is retur
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,32 +17,11 @@ from muster.engine.port import Engine
 from muster.rollout.actions import Action, Commands, Done, Malformed, action_format, describe
 from muster.rollout.config import AgentConfig
 from muster.rollout.conversation import conversation
+from muster.rollout.port import Between, Episode, Spent
 from muster.rollout.renderer import Renderer, Transcript
 from muster.rollout.spans import SpanRecorder
 from muster.sandbox.port import Sandbox
 from muster.types import Cause, Completion, Sampling, Session, Stage, Task, Turn
-
-Spent = Literal[Cause.TURN_BUDGET, Cause.TOKEN_BUDGET, Cause.CONTEXT_BUDGET, Cause.TIME_BUDGET]
-"""The budget that ended a trajectory."""
-
-Between = Callable[[], Awaitable[None]]
-"""Called between two turns: nothing of the agent's is under way."""
-
-
-@dataclass(slots=True)
-class Episode:
-    """A trajectory while it is played. What it holds survives an error halfway: a model that destroyed its
-    sandbox is graded on the tokens that did it."""
-
-    transcript: Transcript
-    turns: list[Turn] = field(default_factory=list[Turn])
-    stopped: bool = True  # the last reply ended with a stop token
-    step: int = 0  # of a task of several steps
-    spent_s: float = 0.0  # of the step's time budget, in whole turns
-
-    @property
-    def sampled_tokens(self) -> int:
-        return sum(turn.sampled_tokens for turn in self.turns)
 
 
 @dataclass(slots=True)

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from muster import clock
 from muster.errors import MusterError, SandboxError, SandboxLost, SandboxStartError, boundary
 from muster.rollout import preparation
-from muster.rollout.agent import Between, Episode, Spent
 from muster.rollout.keeping import Keeper, KeepPoints, continued, with_points
+from muster.rollout.port import Episode, Player
+from muster.rollout.renderer import Transcript
 from muster.rollout.spans import SpanRecorder
 from muster.sandbox.pool.pool import Lane, Lease, Pool, Wanted
 from muster.sandbox.port import Counters, Sandbox, Snapshot
@@ -28,26 +29,6 @@ from muster.verifier import steps
 from muster.verifier.attribution import after_loss, after_rollout
 from muster.verifier.port import Verifier
 from muster.verifier.steps import Grade
-
-
-class Player(Protocol):
-    """Who acts: a policy (`agent.Agent`), or a recorded trajectory (`replay.Recorded`)."""
-
-    def begin(self, task: Task) -> Episode: ...
-
-    def instruct(self, episode: Episode, instruction: str) -> None: ...
-
-    async def play(
-        self,
-        task: Task,
-        episode: Episode,
-        sandbox: Sandbox,
-        session: Session,
-        spans: SpanRecorder,
-        seed: int | None = None,
-        between: Between | None = None,
-    ) -> Spent | None: ...
-
 
 _NOT_YET = Ungraded(verdict=Verdict.UNKNOWN, cause=Cause.EVIDENCE_MISSING)
 """The outcome of a trajectory that is not over."""
@@ -88,9 +69,10 @@ class Rollout:
         """Never raises for what the world did; that is the trajectory's outcome."""
         attempt = _Attempt(
             launch=launch, spans=spans, seed=seed, agent=self._agent, pool=self._pool, verifier=self._verifier,
-            keeper=self._keeper, episode=continued(launch.kept) if launch.kept else self._agent.begin(launch.task),
+            keeper=self._keeper, episode=Episode(Transcript(())),
         )  # fmt: skip
         try:
+            attempt.episode = continued(launch.kept) if launch.kept else self._agent.begin(launch.task)
             attempt.pristine = await self._pool.backend.prepare(launch.task.image)
             self._prepared[launch.task.digest] = attempt.pristine
             outcome = await attempt.outcome()

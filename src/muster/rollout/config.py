@@ -13,6 +13,12 @@ class AgentConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    player: str | None = Field(
+        default=None, description="an own agent, module:class, in place of Muster's: see `muster.Player`"
+    )
+    player_timeout_s: float = Field(
+        default=3600.0, gt=0, description="one attempt of an own agent, all waiting included; then it has failed"
+    )
     prompt: PromptName = Field(default="starter", description="few-shot prompt of the starter model, or zero-shot")
     action_format: FormatName = Field(default="fenced", description="how the model writes a command")
     temperature: float = Field(default=0.7, gt=0, description="the policy is softmax(logits / temperature)")

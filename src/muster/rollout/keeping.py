@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from muster.rollout.agent import Episode
+from muster.rollout.port import Episode
 from muster.rollout.renderer import Transcript
 from muster.rollout.spans import SpanRecorder
 from muster.sandbox.port import Sandbox

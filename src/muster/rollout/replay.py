@@ -16,9 +16,9 @@ from enum import StrEnum
 
 from muster.errors import SandboxLost
 from muster.rollout.actions import describe
-from muster.rollout.agent import Between, Episode, Spent
 from muster.rollout.attempt import Rollout
 from muster.rollout.config import AgentConfig
+from muster.rollout.port import Between, Episode, Spent
 from muster.rollout.renderer import Transcript
 from muster.rollout.sameness import Sameness, compare
 from muster.rollout.spans import SpanRecorder
@@ -102,7 +102,7 @@ class Replayer:
 
 
 class Recorded:
-    """Implements `attempt.Player`: acts as the trajectory says, and compares what it sees."""
+    """Implements `rollout.port.Player`: acts as the trajectory says, and compares what it sees."""
 
     def __init__(self, trajectory: Trajectory, config: AgentConfig) -> None:
         self.steps: list[Replayed] = []

@@ -37,6 +37,7 @@ class Cause(StrEnum):
     SANDBOX_START_FAILED = "sandbox_start_failed"  # the sandbox never answered
     SANDBOX_LOST = "sandbox_lost"  # it vanished with no sign of the model's doing
     ENGINE_FAILED = "engine_failed"  # the engine refused, died or timed out
+    PLAYER_FAILED = "player_failed"  # the user's own agent raised, or never came to an end
     VERIFIER_FAULT = "verifier_fault"  # the verifier fails on the untouched control as well
     TRANSPORT = "transport"  # some other boundary failed
     EVIDENCE_CONTRADICTORY = "evidence_contradictory"  # repeated verification disagreed with itself

@@ -10,17 +10,13 @@ trajectory; one that wants to look into the sandbox is `async`.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import importlib
 import inspect
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import cast
 
-from muster import clock
-from muster.errors import ConfigError, ImageError, SandboxError
+from muster import clock, user_code
+from muster.errors import ImageError, SandboxError
 from muster.sandbox.pool.pool import Lane, Pool
 from muster.sandbox.port import Sandbox, Snapshot
 from muster.types import Cause, Outcome, Task, Trajectory, Ungraded, Verdict
@@ -32,28 +28,18 @@ from muster.verifier.reward import Problem
 from muster.verifier.script import failed, for_verifier, tools_of
 
 Score = Callable[[Trajectory, Sandbox], float | Awaitable[float | None] | None]
+"""`verifier.score`: a trajectory and a fork of its frozen final state in, a finite reward out; None: it cannot tell."""
 
 
 def load_score(name: str) -> Score:
     """The function that `module:name` says. Raises `ConfigError`."""
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise ConfigError(f"verifier.score = {name!r}: write module:function, such as my_scores:by_length")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"verifier.score = {name!r}: {error}; is it on PYTHONPATH?") from None
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        raise ConfigError(f"verifier.score = {name!r}: {module_name} has no function {attribute!r}")
-    return cast(Score, found)
+    return user_code.load("verifier.score", name, kind="function", example="my_scores:by_length")
 
 
 def source_digest(name: str) -> str:
     """Of the file in which the function that `module:name` says is defined: what it graded before an edit of that file
     may not be what it would grade now. Raises `ConfigError`."""
-    source = inspect.getsourcefile(cast(Callable[..., object], load_score(name)))
-    return hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else name
+    return user_code.source_digest(load_score(name), name)
 
 
 class FunctionVerifier:
