@@ -10,6 +10,7 @@ from rich.console import Console
 
 from muster.app.doctor import Check, Status, examine, judge, line, machine
 from muster.app.doctor.judge import TorchSeen
+from muster.extras import extra_names
 from muster.sandbox.cgroup import Cgroups
 from muster.sandbox.config import SandboxConfig
 from muster.sandbox.namespace.storage.state import Reaped
@@ -98,7 +99,7 @@ def test_bfloat16_that_is_slower_than_float32_is_a_warning_that_names_the_keys()
 
 
 def test_packages_of_the_train_extra_are_looked_for_by_name() -> None:
-    assert judge.extra_names("train", REQUIREMENTS) == ["torch", "gguf"]
+    assert extra_names("train", REQUIREMENTS) == ["torch", "gguf"]
     assert judge.packages({"gguf": "0.19"}).status is Status.OK
     missing = judge.packages({"gguf": "0.19", "tokenizers": None})
     assert missing.status is Status.FAIL

@@ -12,6 +12,7 @@ import importlib.util
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+from muster import extras
 from muster.errors import ConfigError
 from muster.sandbox.config import DeadlineConfig, SandboxConfig
 from muster.sandbox.deadlines import BoundedBackend
@@ -52,7 +53,7 @@ def _backend(config: SandboxConfig, label: str) -> SandboxBackend:
     if config.backend == "namespace":
         return NamespaceBackend(config, run=label)
     if importlib.util.find_spec("docker") is None:
-        raise ConfigError("sandbox.backend = 'docker' needs the docker SDK: pip install 'muster-rl[docker]'")
+        raise ConfigError(f"sandbox.backend = 'docker' needs the docker SDK: {extras.install('docker')}")
     from muster.sandbox.docker.backend import DockerBackend  # an extra: nobody else pays for its import
 
     return DockerBackend(config, run=label)

@@ -7,18 +7,19 @@ Law: reads journals, writes files; changes no run.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from muster import extras
 from muster.errors import UserError
 from muster.journal import FILE_NAME, Journal
 from muster.observe.bounds.fit import bounds_by_batch
 from muster.observe.outcomes import Accounting, accounting
 from muster.observe.render.page import write_page
 from muster.observe.render.text import compare, render_text
-from muster.observe.render.timeline import write_figures
 from muster.observe.report import Report, build_report, to_json
 
 
@@ -49,8 +50,7 @@ def report(
         write_page(reports[0], html)
         console.print(f"page: {html}")
     if figures:
-        written = write_figures(reports[0], figures)
-        console.print(f"figures: {', '.join(str(p) for p in written)}")
+        console.print(f"figures: {', '.join(str(p) for p in _figures(reports[0], figures))}")
     if json_file:
         json_file.write_text(to_json(reports[0]), encoding="utf-8")
 
@@ -68,7 +68,16 @@ def leave_behind(directory: Path, console: Console) -> None:
     finished = read_report(directory)
     render_text(finished, console)
     write_page(finished, directory / "report.html")
-    write_figures(finished, directory / "figures")
+    if importlib.util.find_spec("matplotlib") is None:
+        console.print(f"no figures: matplotlib is missing, {extras.install('train')}")
+    else:
+        _figures(finished, directory / "figures")
+
+
+def _figures(finished: Report, directory: Path) -> list[Path]:
+    from muster.observe.render.timeline import write_figures  # an extra: a report in words does without it
+
+    return write_figures(finished, directory)
 
 
 def _accounting_text(counts: Accounting) -> str:

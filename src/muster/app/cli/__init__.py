@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import signal
 import sys
+from typing import NoReturn
 
 from rich.console import Console
 
+from muster import extras
 from muster.app.cli import bench, checks, engine, runs, tasks
 from muster.app.cli.shared import app
 from muster.errors import MusterError, UserError
@@ -27,16 +29,21 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        Console(stderr=True).print(f"[bold red]muster:[/] {_plain(error)}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _fail(str(error), 2)
     except MusterError as error:
-        Console(stderr=True).print(f"[bold red]muster:[/] {_plain(error)}", highlight=False, soft_wrap=True)
-        sys.exit(1)
+        _fail(str(error), 1)
+    except ModuleNotFoundError as error:
+        remedy = extras.remedy(error)
+        if remedy is None:
+            raise
+        _fail(remedy, 2)
 
 
 def _terminated(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _plain(error: BaseException) -> str:
-    return str(error).replace("[", "\\[")
+def _fail(message: str, code: int) -> NoReturn:
+    plain = message.replace("[", "\\[")
+    Console(stderr=True).print(f"[bold red]muster:[/] {plain}", highlight=False, soft_wrap=True)
+    sys.exit(code)

