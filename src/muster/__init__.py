@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from muster.config import RunConfig
     from muster.config import load as load_config
     from muster.engine.port import Engine, Replica
-    from muster.rollout.agent import Agent, AgentConfig
-    from muster.rollout.own_player import MakePlayer
-    from muster.rollout.port import Between, Episode, Player, Spent
+    from muster.rollout.agent import Agent
+    from muster.rollout.config import AgentConfig
+    from muster.rollout.port import Between, Episode, MakePlayer, Player, Spent
     from muster.rollout.renderer import Renderer, Transcript
     from muster.rollout.spans import SpanRecorder
     from muster.sandbox.port import Result, Sandbox, SandboxBackend
@@ -112,9 +112,9 @@ _LAZY = {
     "muster.app.run": ("evaluate", "resume", "train"),
     "muster.config": ("RunConfig",),
     "muster.engine.port": ("Engine", "Replica"),
-    "muster.rollout.agent": ("Agent", "AgentConfig"),
-    "muster.rollout.own_player": ("MakePlayer",),
-    "muster.rollout.port": ("Between", "Episode", "Player", "Spent"),
+    "muster.rollout.agent": ("Agent",),
+    "muster.rollout.config": ("AgentConfig",),
+    "muster.rollout.port": ("Between", "Episode", "MakePlayer", "Player", "Spent"),
     "muster.rollout.renderer": ("Renderer", "Transcript"),
     "muster.rollout.spans": ("SpanRecorder",),
     "muster.sandbox.port": ("Result", "Sandbox", "SandboxBackend"),

@@ -84,7 +84,7 @@ def train(
     failed; such a run can be resumed. Example: `muster.train({"model": "/models/mine", "loop": {"steps": 20}})`
     """
     directory = Path(directory) if directory else _new_directory("train")
-    _drive(_Place.create(_with_player(given(config), player), directory, player), console or Console(), plain=plain)
+    _drive(_Place.create(named(given(config), player), directory, player), console or Console(), plain=plain)
     return directory
 
 
@@ -109,7 +109,7 @@ def evaluate(
 ) -> Evaluation:
     """Pass rate of `config.model` on the held-out tasks, through the serving engine. Arguments as of `train`."""
     directory = Path(directory) if directory else _new_directory("eval")
-    place = _Place.create(_with_player(given(config), player), directory, player)
+    place = _Place.create(named(given(config), player), directory, player)
     return _one_evaluation(place, console or Console())
 
 
@@ -188,7 +188,7 @@ def _config_of(directory: Path) -> RunConfig:
         return validate(journal.meta()["config"], source=str(directory / FILE_NAME))
 
 
-def _with_player(config: RunConfig, player: MakePlayer | None) -> RunConfig:
+def named(config: RunConfig, player: MakePlayer | None) -> RunConfig:
     """The record names the player, so that another process finds it."""
     if player is None:
         return config
