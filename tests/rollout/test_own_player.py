@@ -193,3 +193,12 @@ def test_a_player_given_as_an_object_has_a_name_or_is_refused() -> None:
     assert name_of(Plain) == f"{__name__}:Plain"
     with pytest.raises(ConfigError, match="give a class"):
         name_of(functools.partial(Plain))
+
+
+def test_the_agent_of_the_example_is_asked_once_before_its_done_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    trajectory = attempt(load_player("own_agent:Careful"))
+    first, last = trajectory.turns
+    assert first.observation.startswith("You said DONE.")
+    assert (last.reply, last.observation) == ("DONE", "")
+    assert trajectory.outcome.verdict is Verdict.SUCCESS

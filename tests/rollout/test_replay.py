@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from factories import make_task
 from muster import clock
@@ -133,8 +134,9 @@ def test_a_loss_by_infrastructure_now_repeats_the_fault() -> None:
     assert found.reproduction is Reproduction.REPEATS
 
 
-def test_a_fault_of_the_engine_is_out_of_reach() -> None:
-    lost = Ungraded(verdict=Verdict.INFRA, cause=Cause.ENGINE_FAILED)
+@pytest.mark.parametrize("cause", [Cause.ENGINE_FAILED, Cause.PLAYER_FAILED])
+def test_a_fault_of_what_takes_no_part_in_a_replay_is_out_of_reach(cause: Cause) -> None:
+    lost = Ungraded(verdict=Verdict.INFRA, cause=cause)
     assert replay(recorded(outcome=lost)).reproduction is Reproduction.OUT_OF_REACH
 
 

@@ -46,7 +46,7 @@ class Reproduction(StrEnum):
     OTHER = "other outcome"
     REPEATS = "the fault repeats"
     GONE = "the fault does not repeat"
-    OUT_OF_REACH = "not replayed: the engine takes no part in a replay"
+    OUT_OF_REACH = "not replayed: engine and agent take no part in a replay"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Replay:
     @property
     def reproduction(self) -> Reproduction:
         then, now = self.trajectory.outcome, self.outcome
-        if then.cause is Cause.ENGINE_FAILED:
+        if then.cause in (Cause.ENGINE_FAILED, Cause.PLAYER_FAILED):
             return Reproduction.OUT_OF_REACH
         if isinstance(then, Ungraded):
             return Reproduction.GONE if isinstance(now, Graded) else Reproduction.REPEATS
