@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from muster import extras
 from muster.app.cli import app, main
 
 COMMANDS = {"train", "eval", "report", "doctor", "tasks", "bench", "audit", "replay", "engine", "sim", "plan"}
@@ -120,6 +122,19 @@ def test_suites_are_generated_by_name_and_difficulty(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["tasks", "generate", str(tmp_path / "suite"), *words])
     assert result.output.startswith("2 tasks in ")
     assert sorted(p.name for p in (tmp_path / "suite").iterdir()) == [f"crontab-train-d1-000{i}" for i in range(2)]
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"muster {importlib.metadata.version('muster-rl')}\n")
+
+
+def test_a_module_that_an_extra_brings_is_named_with_it() -> None:
+    assert extras.remedy(ModuleNotFoundError(name="torch")) == "torch is missing: pip install 'muster-rl[train]'"
+    assert extras.remedy(ModuleNotFoundError(name="docker.errors")) == (
+        "docker is missing: pip install 'muster-rl[docker]'"
+    )
+    assert extras.remedy(ModuleNotFoundError(name="my_own_module")) is None
 
 
 def test_importing_the_package_loads_no_torch() -> None:

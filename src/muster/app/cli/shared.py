@@ -24,13 +24,19 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure both sides of a clai
 engine_app = typer.Typer(no_args_is_help=True, help="Emulate a server, and fit the emulation to a live one.")
 
 
-@app.callback()
-def _version(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _say_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"muster {importlib.metadata.version(DISTRIBUTION)}")
         raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
 
 
 app.add_typer(tasks_app, name="tasks")
