@@ -2,6 +2,7 @@
 # make test    install, then run every test
 # make check   style, types, layers
 # make docs    the documentation, into build/docs; a dead link or anchor ends it
+# make wheel   build the wheel, and use it outside the checkout: core alone, then a run of two steps
 # make test-vllm   the engine's contract on a real vllm server, in an environment of its own (3.5 GB)
 PYTHON ?= python3
 VENV   ?= .venv
@@ -9,7 +10,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 VLLM   ?= .venv-vllm
 
-.PHONY: train test test-vllm check docs format clean
+.PHONY: train test wheel test-vllm check docs format clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -24,6 +25,9 @@ train: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/pytest
+
+wheel: $(STAMP)
+	PYTHON=$(BIN)/python .ci/wheel
 
 # vllm pins other versions than we do: the server has its own interpreter, and finds muster on its path
 $(VLLM)/.installed: pyproject.toml

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import muster_suites
 from muster.config import RunConfig, given
 from muster.errors import ConfigError
 
+CHANGELOG = Path(__file__).parent.parent / "CHANGELOG.md"
 HEAVY = ("torch", "transformers", "typer", "pydantic", "aiohttp", "rich", "jinja2")
 
 
@@ -48,3 +51,11 @@ def test_a_configuration_may_be_given_in_four_ways(tmp_path: Path) -> None:
     assert [given(way) for way in (three, path, str(path), {"loop": {"steps": 3}})] == [three] * 4
     with pytest.raises(ConfigError, match=r"did you mean 'loop\.steps'"):
         given({"loop": {"step": 3}})
+
+
+def test_what_the_changelog_says_has_moved_is_where_it_says() -> None:
+    rows = re.findall(r"^\| `muster\S+`.* \| (.*) \|$", CHANGELOG.read_text(encoding="utf-8"), re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`([\w.]+)`", row)]
+    assert len(named) > 20
+    for name in named:
+        assert pydoc.locate(name) is not None, name
