@@ -79,7 +79,7 @@ class SandboxLost(SandboxError):
 
 
 class EngineError(BoundaryError):
-    """`kept`: what a request had sampled before it broke; the reply can go on from there."""
+    """Failure of an engine. `kept`: what a request had sampled before it broke; the reply can go on from there."""
 
     cause = Cause.ENGINE_FAILED
 

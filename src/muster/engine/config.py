@@ -1,4 +1,4 @@
-"""Which engine serves, and how: one model of configuration for each kind, told apart by `kind`; restarts and routing.
+"""Configuration of the engine: one model for each kind, told apart by `kind`; restarts and routing.
 
 Law: no torch and no adapter here; whoever launches an engine reads this. All kinds have `replicas`, `dtype` and
 `max_model_len`, so that the rest of the configuration can be checked against any of them.
@@ -229,7 +229,7 @@ class EmulatedEngineConfig(BaseModel):
 
 
 class KeeperConfig(BaseModel):
-    """When a server that ended is started again."""
+    """Options of restarting a server that ended."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -250,7 +250,7 @@ Policy = Literal["affinity", "round_robin", "least_loaded", "consistent_hash"]
 
 
 class RouterConfig(BaseModel):
-    """How turns find replicas, and how long a call may take.
+    """Options of routing turns to replicas, and of how long a call may take.
 
     Example: `RouterConfig(policy="least_loaded")`
     """

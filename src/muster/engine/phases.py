@@ -1,4 +1,4 @@
-"""Where the time of one request goes. Pure.
+"""Phases of one request's time. Pure.
 
 Law: at each instant from arrival to end a request is in exactly one phase, so its `*_s` add up to its life.
 
@@ -50,7 +50,7 @@ class RequestTime:
         self.enter(self._resumes_as, now)
 
     def lose(self, now: float) -> None:
-        """What it has computed is lost: it is computed again now, or after the pause."""
+        """Record that what it has computed is lost: it is computed again now, or after the pause."""
         if self.phase is Phase.PAUSED:
             self._resumes_as = Phase.RECOMPUTE
         else:

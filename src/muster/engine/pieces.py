@@ -41,7 +41,10 @@ Stream = Callable[[Ints, Sampling, Session], AsyncGenerator[Piece]]
 
 @dataclass(slots=True)
 class Pieces:
-    """Example: `pieces = Pieces(); pieces.add(piece); pieces.completion`"""
+    """Collected pieces of one reply.
+
+    Example: `pieces = Pieces(); pieces.add(piece); pieces.completion`
+    """
 
     _parts: list[Completion] = field(default_factory=list[Completion])
     complete: bool = False
@@ -59,12 +62,12 @@ class Pieces:
 
     @property
     def kept(self) -> Completion | None:
-        """What arrived, if any token did."""
+        """Completion of what arrived, if any token did."""
         return self.completion if any(len(part.tokens_T) for part in self._parts) else None
 
 
 def streamed(replica: Engine) -> Stream:
-    """How a replica says a reply in pieces: its own way, or in one piece if it has none."""
+    """Streaming function of a replica: its own, or one that gives the reply in one piece if it has none."""
     return replica.stream if isinstance(replica, Streaming) else partial(_one_piece, replica)
 
 

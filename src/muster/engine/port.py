@@ -21,7 +21,7 @@ from muster.types import Completion, DeviceState, Floats, Ints, Publication, Sam
 
 
 class InFlight(StrEnum):
-    """What a pause does to requests in flight."""
+    """Effect of a pause on requests in flight."""
 
     HOLD = "hold"  # keep them where they are and go on after resume
     FINISH = "finish"  # pause takes effect when they have ended
@@ -29,7 +29,7 @@ class InFlight(StrEnum):
 
 
 class CachePolicy(StrEnum):
-    """What a commit does to keys and values of the old weights.
+    """Effect of a commit on keys and values of the old weights.
 
     New requests never begin from them, whatever becomes of requests in flight; only SHARE lets them.
     """
@@ -42,7 +42,7 @@ class CachePolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """What a pause met: requests held, finished before it took effect, or aborted.
+    """Result of a pause: requests held, finished before it took effect, or aborted.
 
     held_tokens: how many tokens of the held requests have keys and values, beginnings that they share counted once.
     It is what a commit makes them compute again, unless they end before; 0 where the engine does not say.
@@ -56,7 +56,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """What staging cost: fetching the bytes, and making weights of them. Zeros when all was there already."""
+    """Cost of staging: fetching the bytes, and making weights of them. Zeros when all was there already."""
 
     transfer_s: float = 0.0
     decode_s: float = 0.0
@@ -103,7 +103,7 @@ class EngineStatistics:
 
 
 class Engine(Protocol):
-    """What rollouts and evaluation need. Errors: `EngineError` when the replica fails, is stale or times out."""
+    """Engine port for rollouts and evaluation. Errors: `EngineError` when the replica fails, is stale or times out."""
 
     async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion: ...
 
@@ -113,12 +113,12 @@ class Engine(Protocol):
 
 
 class WeightSink(Protocol):
-    """What the publisher needs. Every call is idempotent per version and has a deadline inside the adapter."""
+    """Engine port for the publisher. Every call is idempotent per version and has a deadline inside the adapter."""
 
     name: str
 
     def supports(self, in_flight: InFlight, cache: CachePolicy) -> str | None:
-        """Why this replica cannot publish so; None: it can. Pure: asked once, before the run starts."""
+        """Reason why this replica cannot publish so; None: it can. Pure: asked once, before the run starts."""
         ...
 
     async def stage(self, publication: Publication) -> Staged:

@@ -1,4 +1,4 @@
-"""What the device did, as intervals. Law: at each instant it is in exactly one state, and none is lost."""
+"""Timeline of a device, as intervals. Law: at each instant it is in exactly one state, and none is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a step of a batching server takes. Pure.
+"""Timing model of a batching server: the duration of a step. Pure.
 
 Law: a step's time is linear in what it computes, so that it can be fitted by least squares, and a stride of decode
 steps, in which every context grows by one token a step, has a closed form that can be inverted.
@@ -45,7 +45,7 @@ class EngineTiming(BaseModel):
         return self.prefill_s * tokens + self.pair_s * pairs
 
     def decode_steps(self, elapsed_s: float, rows: int, context: int) -> int:
-        """How many whole steps of such a stride end within `elapsed_s`: `decode_s` inverted."""
+        """Number of whole steps of such a stride that end within `elapsed_s`: `decode_s` inverted."""
         if elapsed_s < 0:
             return 0
         slope = self.context_s * rows / 2
@@ -64,7 +64,7 @@ class EngineTiming(BaseModel):
 
 @dataclass(slots=True)
 class Work:
-    """What an engine computed; each count is the factor of one constant of `EngineTiming`."""
+    """Work that an engine did; each count is the factor of one constant of `EngineTiming`."""
 
     steps: int = 0
     rows: int = 0
@@ -77,7 +77,7 @@ class Work:
         self.context += steps * context + rows * steps * (steps - 1) // 2
 
     def seconds(self, timing: EngineTiming) -> float:
-        """What this work takes under `timing`."""
+        """Duration of this work under `timing`."""
         chunk_s = timing.chunk_s(self.prefill, self.pairs)
         return timing.step_s * self.steps + timing.row_s * self.rows + timing.context_s * self.context + chunk_s
 

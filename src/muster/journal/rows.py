@@ -90,7 +90,7 @@ class DropRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepRow:
-    """Where a sibling that is lost goes on: the last keep point of its attempts. Gone once it has ended.
+    """Keep point that a lost sibling goes on from: the last one of its attempts. Gone once it has ended.
 
     task_digest: of the task as it was. own_s: of the model's time budget, in seconds.
     own_tokens: sampled by `launch` itself up to there, without those of a point that it continued from.

@@ -73,7 +73,9 @@ Row = TypeVar("Row")
 
 
 class Journal:
-    """Example:
+    """Record of one run, for writing and reading.
+
+    Example:
 
     >>> with Journal.create(path, meta={"run": "demo"}) as journal:  # doctest: +SKIP
     ...     journal.record(LaunchRow(...))
@@ -104,7 +106,7 @@ class Journal:
         return journal
 
     def copied(self) -> Self:
-        """What is committed now, in memory and apart from this one."""
+        """Copy of what is committed now, in memory and apart from this one."""
         copy = type(self)(sqlite3.connect(":memory:", isolation_level=None), self.path)
         self._db.backup(copy._db)
         return copy

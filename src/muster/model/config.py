@@ -1,4 +1,4 @@
-"""What a checkpoint's `config.json` says, reduced to what a forward pass needs.
+"""Model configuration: a checkpoint's `config.json`, reduced to what a forward pass needs.
 
 Law: this file reads and writes `config.json` and knows no tensor. A model that we would compute wrongly is
 refused here, by name, before any weight is read.

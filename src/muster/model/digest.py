@@ -1,4 +1,4 @@
-"""How a trainer and an engine agree that they hold the same weights.
+"""Digest of weights, by which a trainer and an engine agree that they hold the same.
 
 Law: needs torch alone, so that it is computed inside any engine's process, whatever else is installed there.
 """

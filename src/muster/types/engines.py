@@ -21,7 +21,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """Who is asking. Engines and routers keep a session where its cache is."""
+    """Session that a request belongs to. Engines and routers keep a session where its cache is."""
 
     id: str
     group: str = ""
@@ -29,7 +29,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What one request to an engine returned.
+    """Answer of an engine to one request.
 
     tokens_T, logprobs_T (after temperature), versions_T: one entry per sampled token, the stop token included.
     The `*_s` fields split the time the request spent inside the engine; they need not cover transport.
@@ -76,7 +76,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicationRecord:
-    """How a publication reached one replica. `latency_s` counts from the end of the trainer's step.
+    """Record of a publication reaching one replica. `latency_s` counts from the end of the trainer's step.
 
     trained ── export_s ──► published ── stage_s: transfer_s, then decoding ──► staged ── pause_s ──► serving
                                                                                           └ commit_s ┘

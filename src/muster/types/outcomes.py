@@ -1,4 +1,4 @@
-"""How a trajectory ended, and why. Only `Graded` has a reward."""
+"""Outcome of a trajectory, and its cause. Only `Graded` has a reward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Evidence = Mapping[str, Any]
 
 
 class Verdict(StrEnum):
-    """How a trajectory ended. Only the first two were graded by fact and may carry a reward."""
+    """Verdict on an ended trajectory. Only the first two were graded by fact and may carry a reward."""
 
     SUCCESS = "success"  # the verifier accepted the agent's final state
     FAILURE = "failure"  # the verifier rejected it, or the model's own doing made grading moot
@@ -22,7 +22,7 @@ class Verdict(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why it ended so. One sentence per value; the report counts by these."""
+    """Cause of an outcome. One sentence per value; the report counts by these."""
 
     VERIFIER_PASSED = "verifier_passed"  # the agent stopped by itself and the verifier accepted
     VERIFIER_FAILED = "verifier_failed"  # the agent stopped by itself and the verifier rejected

@@ -1,4 +1,4 @@
-"""Where time went. Times are seconds on `clock.now()`."""
+"""Spans of time. Times are seconds on `clock.now()`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Stage(StrEnum):
-    """What a trajectory (or a batch) was waiting for. Each instant of a TTB belongs to exactly one."""
+    """Stage that a trajectory (or a batch) was waiting in. Each instant of a TTB belongs to exactly one."""
 
     ADMISSION = "admission"  # waiting for a slot or for permission to start
     SANDBOX_QUEUE = "sandbox_queue"  # waiting for the pool
@@ -26,7 +26,7 @@ class Stage(StrEnum):
 
 
 class DeviceState(StrEnum):
-    """What a device (engine replica or trainer rank) did. It is in exactly one state at each instant."""
+    """State of a device (engine replica or trainer rank). It is in exactly one state at each instant."""
 
     PREFILL = "prefill"
     RECOMPUTE = "recompute"

@@ -12,7 +12,7 @@ from muster.types.trajectories import Kept
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a sandbox may use. `None` leaves a resource unlimited."""
+    """Resource limits of a sandbox. `None` leaves a resource unlimited."""
 
     cpus: float | None = None
     memory_bytes: int | None = None
@@ -23,7 +23,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheck:
-    """How to know that an image's service works: `command` exits with 0. Asked often at first, then every `interval_s`.
+    """Health check of an image's service: `command` exits with 0. Asked often at first, then every `interval_s`.
 
     Failures in the first `start_period_s` do not count; after `retries` failures in a row it is unhealthy.
     """
@@ -37,7 +37,7 @@ class HealthCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpec:
-    """What a task's sandbox is made from.
+    """Specification of the image that a task's sandbox is made from.
 
     `dockerfile` is built by the sandbox backend; without one, `docker_image` names a ready-made image; without either,
     it is the plain base image. `context` is the build context.
@@ -68,7 +68,7 @@ class Collect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifierSpec:
-    """How the final state is graded: `tests/test.sh`, run in a fork of that state.
+    """Specification of how the final state is graded: `tests/test.sh`, run in a fork of that state.
 
     With an `image` of its own (a separate environment) it runs there instead, and sees of the agent's state only
     `artifacts`, at the same paths.

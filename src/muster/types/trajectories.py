@@ -146,7 +146,7 @@ class ReadyGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What the trainer takes: complete groups, graded, with gradient."""
+    """Batch for the trainer: complete groups, graded, with gradient."""
 
     step: int
     groups: tuple[ReadyGroup, ...]

@@ -106,7 +106,7 @@ class BatchingEngine:
         return len(ended)
 
     def progress(self, request_id: str, start: int) -> Completion | None:
-        """What a live request has sampled from its token `start` on; None: nothing yet."""
+        """Tokens that a live request has sampled from its token `start` on; None: nothing yet."""
         for request in [*self._running, *self._waiting]:
             if request.id == request_id and request.length - request.prompt_len > start:
                 return after(request.completion("abort", self.name), start)

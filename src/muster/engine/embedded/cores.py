@@ -1,4 +1,4 @@
-"""How many threads work on one operation.
+"""Number of threads that work on one operation.
 
 Law: only operations that last longer than waking a sleeping thread (about 50 us) are given more than one. A step
 over a few rows is a thousand small operations and two hundred large ones; with every one of them waiting at a

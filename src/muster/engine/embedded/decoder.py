@@ -56,7 +56,7 @@ class _Step:
 
 
 class Decoder:
-    """Stateless but for the store it writes keys and values to."""
+    """Forward pass of the model, stateless but for the store it writes keys and values to."""
 
     def __init__(self, config: LlamaConfig, store: KVStore, dtype: torch.dtype) -> None:
         self._config, self._store, self._dtype = config, store, dtype

@@ -118,7 +118,7 @@ def _pack_layer(config: LlamaConfig, state: Mapping[str, Tensor], index: int) ->
 
 
 class _Held(Mapping[str, Tensor]):
-    """What the engine holds, under the checkpoint's names, unpacked on demand.
+    """Weights that the engine holds, under the checkpoint's names, unpacked on demand.
 
     With tied embeddings a head that differs from the embedding appears as a parameter of its own, which
     changes the digest.

@@ -1,4 +1,4 @@
-"""Which cached keys and values a new request may start from. Pure: decides, moves no tensor.
+"""Prefix cache: the cached keys and values that a new request may start from. Pure: decides, moves no tensor.
 
 Law: a token's keys and values are computed once per salt while anyone can use them, and are never shared across
 salts. A salt stands for the weights that computed them: who changes the weights changes it, unless told to share; a
@@ -93,7 +93,7 @@ class RowCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a request goes. Carry out `rebase`, then `copy` into `slot`; `cached` tokens need no computing."""
+    """Place of a request. Carry out `rebase`, then `copy` into `slot`; `cached` tokens need no computing."""
 
     slot: Slot
     cached: int

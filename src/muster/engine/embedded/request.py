@@ -13,7 +13,7 @@ from muster.types import Completion, Ints, Sampling, Session
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """`tokens_C[:length]` is the prompt and what was sampled so far; the rest is room to grow."""
+    """Live request. `tokens_C[:length]` is the prompt and what was sampled so far; the rest is room to grow."""
 
     id: str
     session: Session

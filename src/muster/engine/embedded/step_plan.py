@@ -33,7 +33,7 @@ DENSE_FRACTION = 0.6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """What one sequence puts into this step: its tokens from `slot.filled` on."""
+    """Input of one sequence to this step: its tokens from `slot.filled` on."""
 
     slot: Slot
     tokens: Ints

@@ -244,7 +244,7 @@ class Fleet:
     # --- replicas -------------------------------------------------------------------------------------
 
     def _changed(self, member: Member) -> None:
-        """Its health is another one now."""
+        """Tell the router of a replica's changed health."""
         served = self._router.serves
         if member.health.serves:
             limits = member.limits

@@ -1,4 +1,4 @@
-"""What a replica's answers say about it. Pure.
+"""Health of a replica, judged by its answers. Pure.
 
     starting ──answers, right version──► healthy ──a call fails──► suspect ──fails again──► dead
         │                                  ▲ ▲                        │                      │
@@ -20,7 +20,7 @@ DEAD_AFTER = 3
 
 
 class ReplicaState(StrEnum):
-    """What the fleet believes of a replica."""
+    """State of a replica, as the fleet believes it to be."""
 
     STARTING = "starting"  # has not answered yet
     HEALTHY = "healthy"  # serves
@@ -33,7 +33,10 @@ class ReplicaState(StrEnum):
 
 @dataclass(slots=True)
 class Health:
-    """Example: `h = Health(); h.answered(right=True); h.serves` gives True"""
+    """Health of one replica, as its answers change it.
+
+    Example: `h = Health(); h.answered(right=True); h.serves` gives True
+    """
 
     state: ReplicaState = ReplicaState.STARTING
     failures: int = 0  # in a row
@@ -58,7 +61,7 @@ class Health:
         return self.state in (ReplicaState.DEAD, ReplicaState.RESTARTING, ReplicaState.STALE)
 
     def answered(self, *, right: bool) -> None:
-        """It said which version it holds, and it is the one to be served, or not."""
+        """Note that it said which version it holds, and whether that is the one to be served."""
         if self.state is not ReplicaState.RETIRED:
             self.failures = 0
             self.state = ReplicaState.HEALTHY if right else ReplicaState.STALE
@@ -74,7 +77,7 @@ class Health:
             self.state = ReplicaState.SUSPECT
 
     def restarts(self) -> None:
-        """Its keeper is starting it again."""
+        """Note that its keeper is starting it again."""
         if self.state is not ReplicaState.RETIRED:
             self.state = ReplicaState.RESTARTING
 

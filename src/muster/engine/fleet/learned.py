@@ -1,4 +1,4 @@
-"""What the router learns from turns that ended: how contexts grow, how fast prompts are computed. Pure.
+"""Estimates that the router learns from ended turns: growth of contexts, speed of prefill. Pure.
 
 Law: plain means at first, then exponential ones with a stated memory, so that the same turns teach the same.
 """
@@ -17,7 +17,7 @@ PACE_TURNS = 64
 
 @dataclass(slots=True)
 class LearnedMean:
-    """Of what was seen; `value` before anything was is a guess, which the first sight replaces."""
+    """Mean of what was seen; `value` before anything was is a guess, which the first sight replaces."""
 
     value: float
     seen: int = 0
@@ -40,7 +40,7 @@ class Growth:
 
     @property
     def turn_tokens(self) -> int:
-        """What a turn adds to a context."""
+        """Mean number of tokens that a turn adds to a context."""
         return round(self.replied.value + self.observed.value)
 
 

@@ -1,4 +1,4 @@
-"""Who waits for memory, in order. Pure.
+"""Line of the requests that wait for memory, in order. Pure.
 
 Law: the lowest `order` goes first, among equals whoever asked first, and nobody overtakes in the line. Whoever gives up
 is skipped when their turn comes.
@@ -25,7 +25,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class TurnQueue:
-    """O(log n) for each event. Example: `line = TurnQueue(); line.join(turn); line.first()`"""
+    """Queue of turns, O(log n) for each event. Example: `line = TurnQueue(); line.join(turn); line.first()`"""
 
     _heap: list[tuple[int, int]] = field(init=False, default_factory=list[tuple[int, int]])
     _waiting: dict[int, Waiting] = field(init=False, default_factory=dict[int, Waiting])
@@ -46,7 +46,7 @@ class TurnQueue:
         return None
 
     def leave(self, ticket: int) -> bool:
-        """It was placed, or gave up. False: it did not wait."""
+        """Remove a turn that was placed, or given up. False: it did not wait."""
         left = self._waiting.pop(ticket, None) is not None
         if not self._waiting:
             self._heap.clear()

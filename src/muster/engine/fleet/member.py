@@ -90,14 +90,14 @@ class Member:
         self._changed(self)
 
     def expect(self, version: Version) -> None:
-        """It was delivered to every replica that serves. One that holds it and could not prove it serves no more."""
+        """Expect a version that every serving replica got. One that holds it and could not prove it serves no more."""
         self._expected, self._coming = version, None
         if self._unproven == version:
             self.why = f" (holds version {version.number}, which it could not prove)"
             self.change(lambda health: health.answered(right=False))
 
     async def ask(self, timeout_s: float) -> None:
-        """How is it? Never raises."""
+        """Check the replica's health. Never raises."""
         try:
             async with clock.timeout(timeout_s):
                 await self.look()
@@ -107,7 +107,7 @@ class Member:
             self._failed(str(error))
 
     async def look(self) -> EngineStatistics:
-        """Its statistics; the device intervals in it are kept for `statistics`. Raises `EngineError`."""
+        """Fetch its statistics; the device intervals in it are kept for `statistics`. Raises `EngineError`."""
         answer = await self._present().statistics()
         self._intervals += answer.intervals
         self._heard(answer)
@@ -197,7 +197,7 @@ class Member:
         return await self._present().replica.commit(version, cache)
 
     async def resume(self) -> None:
-        """Whoever committed has found that the weights are right."""
+        """Resume, since whoever committed has found that the weights are right."""
         await self._present().replica.resume()
         self._unproven = None
 

@@ -1,4 +1,4 @@
-"""Whose contexts one replica's cache is promised to. Pure.
+"""Resident sessions of one replica: the contexts that its cache is promised to. Pure.
 
     starts ─► busy ─rests─► idle, the longest idle first ─► starts …     forget: ended, moved, or evicted
                               └─ make_room: whoever was idle for `hold_s` gives way, the longest idle before others
@@ -36,7 +36,7 @@ class Residents:
         return len(self._busy)
 
     def starts(self, session: str, tokens: int) -> None:
-        """It begins a turn, at the end of which it has `tokens`. Whoever is idle gives way to what is too much."""
+        """Begin a session's turn, at whose end it has `tokens`. Whoever is idle gives way to what is too much."""
         assert session not in self._busy, "a session has one turn at a time"
         self.forget(session)
         self._busy[session] = tokens
@@ -44,13 +44,13 @@ class Residents:
         self._trim()
 
     def rests(self, session: str, tokens: int, now: float) -> None:
-        """Its turn ended; it will need `tokens` at its next one."""
+        """End a session's turn; it will need `tokens` at its next one."""
         self.used_tokens += tokens - self._busy.pop(session)
         self._idle[session] = (tokens, now)
         self._trim()
 
     def forget(self, session: str) -> None:
-        """It needs nothing here any more. Unknown ones are ignored."""
+        """Forget a session that needs nothing here any more. Unknown ones are ignored."""
         size = self._busy.pop(session, None)
         if size is None:
             size, _ = self._idle.pop(session, (0, 0.0))
@@ -66,7 +66,7 @@ class Residents:
         return self.used_tokens + tokens <= self.limit_tokens or not (self._busy or self._idle)
 
     def gives_way_at(self, hold_s: float) -> float | None:
-        """When the longest idle will give way to others; None: nobody is idle."""
+        """Time at which the longest idle will give way to others; None: nobody is idle."""
         for _, since in self._idle.values():
             return since + hold_s
         return None

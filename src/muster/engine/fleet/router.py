@@ -1,4 +1,4 @@
-"""Which replica serves a turn, and when. Pure: no clock, no event loop, no engine; every event says what time it is.
+"""Router of turns to replicas: which, and when. Pure: no clock, event loop or engine; every event says what time it is.
 
     request ─► its cache is at home, or a replica has room ─► placed ─► ended ─► (in a tool) ─► request … ─► released
            └─► waits in line, by when the session began and how long it is ─► placed by a later event, or withdrawn
@@ -83,7 +83,7 @@ class _Running:
 
 
 class Router:
-    """All decisions of the fleet about where and when.
+    """Router: all decisions of the fleet about where and when.
 
     Example:
         router = Router(RouterConfig())
@@ -107,7 +107,7 @@ class Router:
     # --- replicas -------------------------------------------------------------------------------------
 
     def join(self, name: str, *, kv_capacity_tokens: int, capacity: int) -> None:
-        """It serves from the next event on, with an empty cache. capacity: running requests that saturate it."""
+        """Add a replica, empty, from the next event on. capacity: running requests that saturate it."""
         if name not in self._replicas:
             limit = int(kv_capacity_tokens * (1 - self._config.headroom))
             self._replicas[name] = _Replica(
@@ -126,7 +126,7 @@ class Router:
             self._replicas[name].accepts = False
 
     def leave(self, name: str, now: float) -> list[Placed]:
-        """It is gone, and its cache: its sessions find another home at their next turn."""
+        """Remove a replica and its cache: its sessions find another home at their next turn."""
         gone = self._replicas.pop(name, None)
         if gone is not None:
             for session in self._sessions.values():
@@ -205,7 +205,7 @@ class Router:
         return self._admit(now)
 
     def withdraw(self, ticket: int, now: float) -> list[Placed]:
-        """Whoever waited for it has gone. Not for requests that were placed."""
+        """Withdraw a request for which nobody waits any more. Not for requests that were placed."""
         self._line.leave(ticket)
         return self._admit(now)
 
@@ -238,7 +238,7 @@ class Router:
         return known
 
     def _admit(self, now: float) -> list[Placed]:
-        """Whoever is first in line goes as soon as a replica has room, and nobody before them."""
+        """Place the first in line as soon as a replica has room, and nobody before them."""
         placed: list[Placed] = []
         self.wake_at = None
         while (turn := self._line.first()) is not None:

@@ -45,7 +45,7 @@ class Endpoint:
         await self._http.close()
 
     def pronounce_dead(self, reason: str) -> None:
-        """Whoever runs the server saw it end: calls fail from now on, and say `reason`."""
+        """Fail all calls from now on, for `reason`: whoever runs the server saw it end."""
         self._death = reason
 
     async def call(
@@ -95,7 +95,7 @@ class Endpoint:
 
     @asynccontextmanager
     async def _failing(self, path: str, deadline_s: float, *, said: float | None = None) -> AsyncGenerator[None]:
-        """What fails within, or takes longer, fails as an `EngineError`. said: the deadline that the error names."""
+        """Turn a failure within, or a time-out, into an `EngineError`. said: the deadline that the error names."""
         if self._death is not None:
             raise EngineError(f"{self.name} is dead: {self._death}")
         try:
@@ -112,7 +112,7 @@ class Endpoint:
         raise EngineError(f"{self.name} {path}: {status} {_message(raw)}", {"status": status})
 
     def parsed(self, parse: Callable[[], _T]) -> _T:
-        """What `parse` returns; an answer that it cannot read is the server's fault."""
+        """Return what `parse` returns; an answer that it cannot read is the server's fault."""
         try:
             return parse()
         except (KeyError, ValueError, TypeError, IndexError) as error:
@@ -142,7 +142,7 @@ class _Events:
 
 
 def _message(raw: bytes) -> str:
-    """What an error answer says: `error.message`, `error`, `message`, `detail`, or its beginning."""
+    """Message of an error answer: `error.message`, `error`, `message`, `detail`, or its beginning."""
     try:
         answer = json.loads(raw)
         error = answer.get("error") or answer.get("message") or answer["detail"]

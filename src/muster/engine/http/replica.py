@@ -58,7 +58,7 @@ class HttpReplica:
         await self._server.close()
 
     def pronounce_dead(self, reason: str) -> None:
-        """Whoever runs the engine saw it end: calls fail from now on, and say `reason`."""
+        """Fail all calls from now on, for `reason`: whoever runs the engine saw it end."""
         self._server.pronounce_dead(reason)
 
     async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:

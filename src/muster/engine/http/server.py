@@ -36,14 +36,14 @@ PIECE_EVERY_S = 1.0
 
 
 class ServedEngine(Protocol):
-    """What an engine must do to be served. Cancelling `generate` aborts the request."""
+    """Protocol of an engine that is served. Cancelling `generate` aborts the request."""
 
     name: str
 
     async def generate(self, request_id: str, tokens: Ints, sampling: Sampling, session: Session) -> Completion: ...
 
     async def progress(self, request_id: str, start: int) -> Completion | None:
-        """What a request that runs has sampled from its token `start` on; None: nothing yet."""
+        """Tokens that a running request has sampled from its token `start` on; None: nothing yet."""
         ...
 
     async def score(self, tokens: Ints, temperature: float) -> Scores: ...
@@ -109,7 +109,7 @@ class _Handlers:
     async def _stream(
         self, request: web.Request, request_id: str, prompt_tokens: int, answer: asyncio.Task[Completion]
     ) -> web.StreamResponse:
-        """What is new, now and then, and the rest at the end. Before the first piece an error is an error's answer."""
+        """Stream what is new, now and then, and then the rest. Before the first piece an error is an error's answer."""
         response = web.StreamResponse(headers=_EVENTS)
         sent = 0
         try:

@@ -82,7 +82,7 @@ class AbortBody(BaseModel):
 
 
 class BaseBody(BaseModel):
-    """What a delta or an adapter is applied to."""
+    """Base weights that a delta or an adapter is applied to."""
 
     model_config = ConfigDict(frozen=True)
 

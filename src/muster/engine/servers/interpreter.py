@@ -1,4 +1,4 @@
-"""What the interpreter of a server has, asked before anything starts.
+"""Check of a server's interpreter: the packages it has, asked before anything starts.
 
     engine.python ─► installed: distribution ─► version ─► require ─► nothing, or what to install and which key to set
 

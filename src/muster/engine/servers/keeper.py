@@ -32,7 +32,7 @@ _HOUR_S = 3600.0
 
 
 class Patience:
-    """Whether and when to start again. Pure.
+    """Decision whether and when to start again. Pure.
 
     Example: `Patience(KeeperConfig()).ended(now=0.0)` gives 1.0
     """
@@ -42,7 +42,7 @@ class Patience:
         self._ends: list[float] = []
 
     def ended(self, now: float) -> float | None:
-        """It ended: seconds until it is started again; None: never."""
+        """Count an end: seconds until it is started again; None: never."""
         self._ends = [at for at in self._ends if at > now - _HOUR_S] + [now]
         if len(self._ends) > self._config.restarts_per_hour:
             return None

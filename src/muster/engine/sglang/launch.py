@@ -103,7 +103,7 @@ def server_environment(config: SglangConfig, ours: Mapping[str, str], *, index: 
 
 
 async def _first(config: SglangConfig, model_dir: Path, number: int) -> Version:
-    """What a server that has loaded `model_dir` holds."""
+    """Version that a server has after loading `model_dir`."""
     digest = await asyncio.to_thread(BaseWeights(model_dir).digest, config.dtype)
     return Version(number=number, digest=digest)
 

@@ -1,4 +1,4 @@
-"""What one knows of the weights that an SGLang server holds, and so of the tokens that they sampled.
+"""Proofs of the weights that an SGLang server holds, and so of the tokens that they sampled.
 
     updating ─► unknown ─► doubt? ─► committed ─► unproven ─► resumed ─► proven
                    ▲ failed, late       │ another version is committed first
@@ -16,7 +16,7 @@ from muster.types import Ints, Version
 
 
 class Proofs:
-    """Of one server, since it was connected.
+    """Proofs of one server's weights, since it was connected.
 
     Example:
         proofs.updating(version)
@@ -36,7 +36,7 @@ class Proofs:
         self.unknown = f"an update to version {version.number} has not succeeded"
 
     def doubt(self, version: Version, checksum: str) -> str | None:
-        """Why a server with this checksum does not hold `version`; None: nothing speaks against it."""
+        """Reason to doubt that a server with this checksum holds `version`; None: nothing speaks against it."""
         known = self._checksums.get(version.digest)
         if known is not None:
             return None if known == checksum else f"other bytes than when it served version {version.number} before"
@@ -53,7 +53,7 @@ class Proofs:
         self._withdrawn.discard(version.number)
 
     def resumed(self) -> None:
-        """Whoever committed has found that the weights are right."""
+        """Take the weights as proven: whoever committed has found that they are right."""
         self._unproven = None
 
     def keeps_back(self, versions_T: Ints) -> bool:
@@ -61,5 +61,5 @@ class Proofs:
         return self._unproven is not None and self._unproven in versions_T
 
     def withdrawn(self, versions_T: Ints) -> list[int]:
-        """Which of these versions were withdrawn."""
+        """Numbers of those of these versions that were withdrawn."""
         return [number for number in np.unique(versions_T).tolist() if number in self._withdrawn]

@@ -112,7 +112,7 @@ class SglangReplica:
         self._staging.close()
 
     def pronounce_dead(self, reason: str) -> None:
-        """Whoever runs the server saw it end: calls fail from now on, and say `reason`."""
+        """Fail all calls from now on, for `reason`: whoever runs the server saw it end."""
         self._server.pronounce_dead(reason)
 
     async def connect(self) -> None:
@@ -151,7 +151,7 @@ class SglangReplica:
     # --- requests -------------------------------------------------------------------------------------
 
     async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
-        """What was sampled with weights that are not proven yet is handed out after `resume`, or never."""
+        """Generate; tokens of weights that are not proven yet are handed out after `resume`, or never."""
         self._refuse_empty(tokens)
         arrived_s, retractions = self._traffic.paused_s, self._traffic.retractions
         await self._served()
@@ -235,8 +235,8 @@ class SglangReplica:
 
     @property
     def _cache_salt(self) -> str:
-        """Who shares a cache: requests begun since one commit. Not those of one version: if it comes back, requests
-        that were held over the change have left keys and values of both in the cache.
+        """Salt of the cache, shared by requests begun since one commit. Not by those of one version: if it comes back,
+        requests that were held over the change have left keys and values of both in the cache.
         """
         return f"{self._salts}{self._salt}"
 

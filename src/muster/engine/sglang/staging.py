@@ -21,7 +21,7 @@ _NAME = "model.safetensors"
 
 
 class Staging:
-    """Blocking: call `stage` in a thread.
+    """Staged versions of one server, as folders to load. Blocking: call `stage` in a thread.
 
     Example: `Staging(Receiver(label="replica-0")).stage(publication)`
     """
@@ -48,7 +48,7 @@ class Staging:
         return Staged(transfer_s=received.transfer_s, decode_s=received.decode_s, size_bytes=received.size_bytes)
 
     def folder_of(self, version: Version) -> Path | None:
-        """What to load for `version`; None: it is not staged, or its file is gone."""
+        """Folder to load for `version`; None: it is not staged, or its file is gone."""
         folder = self._folders.get(version)
         return folder if folder is not None and (folder / _NAME).exists() else None
 

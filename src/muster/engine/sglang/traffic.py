@@ -1,4 +1,4 @@
-"""What one adapter has under way at a server, and what came of it.
+"""Requests that one adapter has under way at a server, and what came of them.
 
 Law: no connection and no JSON here. A server does not say what its device does at each instant, so this file says what
 can be seen from outside: a server with a request is decoding, one between `close_gate` and `open_gate` is paused.

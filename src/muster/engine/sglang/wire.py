@@ -104,7 +104,7 @@ def completion_from(answer: Mapping[str, Any], *, replica: str, paused_s: float)
 
 
 def retractions_from(answer: Mapping[str, Any]) -> int:
-    """How often the request was put back into the queue, and computed again."""
+    """Number of times that the request was put back into the queue, and computed again."""
     return int(answer["meta_info"].get("num_retractions") or 0)
 
 

@@ -88,7 +88,7 @@ class Calls:
 
     @property
     def state(self) -> DeviceState:
-        """What the device does now."""
+        """Present state of the device."""
         return self._timeline.state
 
     def find(self, request_id: str) -> Call | None:
@@ -204,7 +204,7 @@ class Calls:
         )
 
     def _look(self, now: float) -> None:
-        """What the device does, as far as it shows from here: a prefill is a request without its first token."""
+        """Update the device's state, as far as it shows from here: a prefill is a request without its first token."""
         inside = self.inside
         if self._paused_at is not None and now > self._paused_at:
             state = DeviceState.PUBLISH_PAUSE

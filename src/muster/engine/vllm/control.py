@@ -22,7 +22,7 @@ from muster.types import Version
 
 
 class Server(Protocol):
-    """What is asked of vLLM. Errors: `EngineError`, or what vLLM raises when it is wrong."""
+    """Calls that are made to vLLM. Errors: `EngineError`, or what vLLM raises when it is wrong."""
 
     async def pause(self, in_flight: InFlight) -> None:
         """Returns when nothing is computed any more, and all that was sampled has been read."""
@@ -44,7 +44,7 @@ class Server(Protocol):
 
 
 class Control:
-    """Of one server.
+    """Control of one server: pauses, commits, salts.
 
     Example:
         await control.gate.wait()                                   # a request, before it enters with `control.salt`
@@ -67,7 +67,7 @@ class Control:
 
     @property
     def salt(self) -> str:
-        """Who may share a prefix. Not the version: one that comes back finds a cache that others have touched."""
+        """Salt of requests that share prefixes. Not the version: if it comes back, others have touched its cache."""
         return str(self._salts)
 
     @property
@@ -129,7 +129,7 @@ class Control:
             self._again = [call.request_id for call in self._calls.inside if not call.tokens]
 
     async def _settle(self) -> None:
-        """What a commit owes, until it is done: the label, and new entries for those that have sampled nothing."""
+        """Carry out what a commit owes: the label, and new entries for those that have sampled nothing."""
         if not self._unlabelled:
             return
         await self._server.label(self.version.number)

@@ -109,7 +109,7 @@ class HeldWeights:
             head.cpu_linear = embedding.cpu_linear
 
     def read(self, ready: Ready | None, expected: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """What is held, or what `ready` will hold, under the checkpoint's names, read on demand.
+        """Weights that are held, or that `ready` will hold, under the checkpoint's names, read on demand.
 
         expected: tells the sign of a zero, the one thing that a product does not.
         """
@@ -174,7 +174,7 @@ class _Held(Mapping[str, Tensor]):
 
 
 def _parts(model: nn.Module, packed: Mapping[str, list[str]]) -> Iterator[_Part]:
-    """Which rows of which parameter each tensor of the checkpoint is. A tied head is listed under its embedding."""
+    """Rows of the parameter that hold each tensor of the checkpoint. A tied head is listed under its embedding."""
     for parameter, _ in model.named_parameters():
         path, kind = parameter.rsplit(".", 1)
         layer: Any = model.get_submodule(path)

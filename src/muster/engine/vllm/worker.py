@@ -1,4 +1,4 @@
-"""What Muster adds to a vLLM worker: `--worker-extension-cls muster.engine.vllm.worker.MusterWorker`.
+"""Extension of a vLLM worker: `--worker-extension-cls muster.engine.vllm.worker.MusterWorker`.
 
     muster_stage ─► a thread: fetch, decode, map                                               while serving
     muster_staged ─► between two steps, a layer or a few: pack, read back, digest              asked again and again
