@@ -1,4 +1,4 @@
-"""What a user may set about sandboxes. Law: values only; each field says its unit and its reason."""
+"""Configuration of sandboxes. Law: values only; each field says its unit and its reason."""
 
 from __future__ import annotations
 

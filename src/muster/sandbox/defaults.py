@@ -1,4 +1,4 @@
-"""What every sandbox is given, whichever backend makes it: environment, capabilities, shared memory."""
+"""Defaults of every sandbox, whichever backend makes it: environment, capabilities, shared memory."""
 
 from __future__ import annotations
 

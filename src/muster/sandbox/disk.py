@@ -19,7 +19,7 @@ MAX_POLL_S = 1.0
 
 @dataclass(slots=True)
 class DiskBudget:
-    """What is known about the usage of one writable layer. `limit_bytes` None: never due, never over."""
+    """Disk usage of one writable layer, as far as it is known. `limit_bytes` None: never due, never over."""
 
     limit_bytes: int | None
     used_bytes: int = 0
@@ -27,7 +27,7 @@ class DiskBudget:
 
     @property
     def message(self) -> str:
-        """What the model reads when it reached its disk limit."""
+        """Message that the model reads when it reached its disk limit."""
         limit = (self.limit_bytes or 0) / 1024**2
         return f"\nNo space left on device (this sandbox's disk limit of {limit:.0f} MiB is reached)\n"
 

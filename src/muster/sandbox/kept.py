@@ -1,4 +1,4 @@
-"""What is kept of sandboxes beyond the process that made it: one small file for each state, which says what it needs.
+"""States of sandboxes kept beyond the process that made them: one small file for each, which says what it needs.
 
     keep ─► its layers are frozen ─► <state_dir>/kept/<id>.json ─► restore: Snapshot, in any later process
     discard ─► first the file goes, then what only it needed                  └─► None: too old, or not of this boot
@@ -84,7 +84,7 @@ def is_kept(directory: Path, id: str) -> bool:
 
 
 def needed_layers(directory: Path) -> frozenset[Path]:
-    """What the kept states of `directory` name. Those that nobody can ask for any more are removed on the way."""
+    """Layers that kept states of `directory` name. Those that nobody can ask for any more are removed on the way."""
     layers: set[Path] = set()
     for path in sorted(directory.glob("*.json")):
         state = _read(path)
@@ -96,7 +96,7 @@ def needed_layers(directory: Path) -> frozenset[Path]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What a file says, while it holds."""
+    """Read what a file says, while it holds."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if state["boot"] == _boot() and clock.now() < state["until"]:

@@ -1,4 +1,4 @@
-"""What a sandbox used while a command ran. Law: reads counters; differences for sums, the highest level for peaks.
+"""Meter of what a sandbox used while a command ran. Law: reads counters; differences for sums, the highest for peaks.
 
 begin ─► Reading ─(the kernel's peak is reset here, where it can be)─► end ─► Counters
 """
@@ -25,7 +25,7 @@ class Reading:
 
 
 class Meter:
-    """Of one sandbox; several commands may be measured at once, each sees what the whole sandbox does.
+    """Meter of one sandbox; several commands may be measured at once, each sees what the whole sandbox does.
 
     Example: `reading = meter.begin(); ...; counters = meter.end(reading, disk_bytes=None)`
     """

@@ -59,7 +59,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What a sandbox used, over its life or during one command; attribution reads them. None: nobody can tell."""
+    """Counters of a sandbox, over its life or during one command; attribution reads them. None: nobody can tell."""
 
     cpu_s: float | None = None
     peak_memory_bytes: int | None = None
@@ -70,7 +70,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a command did. A time-out or a kill is a result, not an error: the model sees it and goes on."""
+    """Result of a command. A time-out or a kill is a result, not an error: the model sees it and goes on."""
 
     output: str  # stdout and stderr as they came, head and tail kept
     exit_code: int | None  # None: no exit code was seen (time-out, or the shell itself died)

@@ -1,4 +1,4 @@
-"""What an audit found, as a file. Law: data alone; `verifier.audit` makes it, and `tasks.suite` reads it to leave
+"""Record of an audit, as a file. Law: data alone; `verifier.audit` makes it, and `tasks.suite` reads it to leave
 unsound tasks out.
 
     AuditRecord ─ tasks ─► TaskAudit ─ trials ─► Trial       what was tried, and how it was graded
@@ -22,7 +22,7 @@ FORMAT = 1
 
 
 class Probe(StrEnum):
-    """What was done to a task before it was graded."""
+    """Probe: what was done to a task before it was graded."""
 
     UNSOLVED = "unsolved"  # nothing at all: the state that the image gives
     NOOP = "noop"  # only looked around
@@ -32,7 +32,7 @@ class Probe(StrEnum):
 
 
 class Flaw(StrEnum):
-    """Why a task is unsound."""
+    """Flaw: the reason why a task is unsound."""
 
     IMAGE_FAILED = "image_failed"  # its image cannot be made
     NO_SOLUTION = "no_solution"  # nothing proves that it can be solved
@@ -60,7 +60,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFault:
-    """Example: `str(AuditFault(flaw=Flaw.HACKABLE, subject="git-hooks", note="by design"))`"""
+    """Flaw of a task, as an audit found it.
+
+    Example: `str(AuditFault(flaw=Flaw.HACKABLE, subject="git-hooks", note="by design"))`
+    """
 
     flaw: Flaw
     subject: str = ""  # the exploit
@@ -89,13 +92,13 @@ class TaskAudit:
 
     @property
     def pairs(self) -> int:
-        """How many exploits were tried on this task."""
+        """Number of exploits that were tried on this task."""
         return len({t.exploit for t in self.trials if t.probe is Probe.EXPLOIT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditTarget:
-    """What an audit of a suite must show, in the words of the benchmarks."""
+    """Target that an audit of a suite must meet, in the words of the benchmarks."""
 
     name: str
     value: float

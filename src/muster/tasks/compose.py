@@ -60,7 +60,7 @@ _SHELL_C: Final = re.compile(r"(?:\S*/)?(?:ba)?sh -l?c (.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComposeImage:
-    """What one service says about its image. Paths are absolute; None: it says nothing."""
+    """Image of one service, as the compose file says it. Paths are absolute; None: it says nothing."""
 
     service: str
     context: Path
@@ -77,12 +77,12 @@ class ComposeImage:
 
     @property
     def argv(self) -> str:
-        """What it runs, for people to read; empty where the image decides."""
+        """Command line that it runs, for people to read; empty where the image decides."""
         return " ".join((*self.entrypoint, *self.command))
 
     @property
     def idle(self) -> bool:
-        """What it runs only keeps the container alive."""
+        """Whether what it runs only keeps the container alive."""
         inner = _SHELL_C.fullmatch(self.argv)
         words = inner[1] if inner else self.argv
         return not words or bool(_IDLE.fullmatch(words.removeprefix("exec ").strip()))
@@ -102,7 +102,7 @@ class _Build:
 
 
 class _ComposeFile(YamlFile):
-    """What a compose file says, key by key."""
+    """Compose file, key by key."""
 
     def image(self) -> ComposeImage:
         whole = self.table(load_yaml(self.path), "the file")

@@ -1,4 +1,4 @@
-"""What a user may set about tasks: which there are, and how the next one is chosen."""
+"""Configuration of tasks: which there are, and how the next one is chosen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class SuiteConfig(BaseModel):
-    """Which tasks to train and to evaluate on."""
+    """Options of the suites: the tasks to train and to evaluate on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -31,7 +31,7 @@ class SuiteConfig(BaseModel):
 
 
 class CurriculumConfig(BaseModel):
-    """How tasks are chosen."""
+    """Options of choosing tasks."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""Which task comes next.
+"""Curriculum: the choice of the next task.
 
 Law: tasks are chosen for what a group of attempts at them would teach, and this file alone decides. It knows no
 engine, sandbox or clock; all that it learns comes through `record`, and only graded attempts may be recorded.
@@ -46,7 +46,7 @@ class _Estimate:
 
 
 class Curriculum:
-    """See the module. One instance per run; not shared between threads."""
+    """Curriculum of one run, which chooses tasks as the module says. Not shared between threads."""
 
     def __init__(self, tasks: Iterable[Task], config: CurriculumConfig, rng: np.random.Generator) -> None:
         """Raises `TaskError` when there is no task, or two have the same id."""
@@ -89,7 +89,7 @@ class Curriculum:
         self._informative.append(bool(max(rewards) - min(rewards) > GRADIENT_SPREAD))
 
     def fault(self, task_id: str, reason: str) -> bool:
-        """Its image cannot be made, or its verifier fails on the untouched control. True if that quarantines it now."""
+        """Count a broken image, or a verifier that fails on the untouched control. True if that quarantines it now."""
         self._faults[task_id] = self._faults.get(task_id, 0) + 1
         if self._faults[task_id] < self._config.quarantine_after or task_id in self._quarantined:
             return False

@@ -26,7 +26,7 @@ from muster.types import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTasks:
-    """What a directory of tasks gave: the good ones, sorted by name, and one problem per broken one."""
+    """Tasks loaded from a directory: the good ones, sorted by name, and one problem per broken one."""
 
     tasks: tuple[Task, ...]
     problems: tuple[TaskError, ...] = ()

@@ -27,7 +27,7 @@ MARKER = "task.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What became of one task. `problem` is None when it was written to `target`."""
+    """Result of importing one task. `problem` is None when it was written to `target`."""
 
     name: str
     target: str
@@ -104,7 +104,7 @@ def _convert(source: Path, target: Path) -> list[str]:
 
 
 def _check(part: Path, target: Path) -> None:
-    """What was written is a task. A problem is told with the place where the user would find it."""
+    """Check that what was written is a task. A problem is told with the place where the user would find it."""
     try:
         load_task(part)
     except TaskError as problem:

@@ -1,4 +1,4 @@
-"""What a directory of tasks holds, for people: `muster tasks list`.
+"""Listing of a directory of tasks, for people: `muster tasks list`.
 
 load_directory ─► rows(tasks) ─► render(console)        problems follow the table, one line each
 """

@@ -1,4 +1,4 @@
-"""Which hosts a phase of a task may reach. Law: nothing, unless the task says so.
+"""Network of a task's phases: the hosts that each may reach. Law: nothing, unless the task says so.
 
     verifier ─► its own table, else that of its environment       agent ─► its own table, else [environment]
                                     └─► egress ─► hosts, as `types.Limits.egress` takes them
@@ -35,7 +35,7 @@ def normal(host: str) -> str:
 
 
 def host_problem(host: str) -> str | None:
-    """What is wrong with an entry of `allowed_hosts`; None for a good one."""
+    """Problem of an entry of `allowed_hosts`; None for a good one."""
     name = normal(host)
     if "/" in name:
         return f"address ranges are not supported yet ({host!r}); name the hosts" if _is_range(name) else _no_host(host)

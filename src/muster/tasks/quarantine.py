@@ -1,4 +1,4 @@
-"""Which tasks may train, by what `muster audit` found. Law: pure; what is left out is said, with its reason.
+"""Quarantine of tasks, by what `muster audit` found. Law: pure; what is left out is said, with its reason.
 
 audited, sound            trains
 audited, unsound          is left out, with a note
@@ -29,7 +29,7 @@ class Sifted:
 
 
 def record_of(suite: Path, named: Path | None) -> Path | None:
-    """Where the audit of `suite` stands: as `named`, else beside its tasks, if there is one."""
+    """Path of the audit of `suite`: as `named`, else beside its tasks, if there is one."""
     beside = suite / DEFAULT_NAME
     return named or (beside if beside.is_file() else None)
 

@@ -1,4 +1,4 @@
-"""What is well formed in a task.toml but contradicts itself, or cannot be honoured. Law: pure, and each says the fix.
+"""Refusals of a well-formed task.toml: contradictions, and what cannot be honoured. Law: pure, and each says the fix.
 
 Ignoring such a key would change what the task means; a task that means something else trains the wrong thing.
 """
@@ -47,7 +47,7 @@ def problems(toml: TaskToml) -> Iterator[Problem]:
 
 
 def _mode(step: VerifierTable, task: VerifierTable) -> str:
-    """Where a step is verified: what it says itself, else what the task says."""
+    """Mode that a step is verified in: what it says itself, else what the task says."""
     return step.mode if step.environment_mode or step.environment else task.mode
 
 

@@ -21,7 +21,7 @@ _VARIABLE: Final = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDirectory:
-    """`root` is resolved; paths within it are relative, with slashes."""
+    """Directory of a task. `root` is resolved; paths within it are relative, with slashes."""
 
     root: Path
     toml: TaskToml

@@ -32,7 +32,7 @@ class _Table(BaseModel):
 
 
 class NetworkTable(_Table):
-    """What a phase may reach. None: the phase says nothing."""
+    """Network access of a phase. None: the phase says nothing."""
 
     network_mode: NetworkMode | None = Field(default=None, description="public, no-network or allowlist")
     allowed_hosts: list[str] | None = Field(default=None, description="Host names, *.names or IP addresses")

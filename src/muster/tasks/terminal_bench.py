@@ -71,7 +71,7 @@ class TaskYaml(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Build:
-    """Where the image comes from. `dockerfile` is None for a ready-made image."""
+    """Build context of the image. `dockerfile` is None for a ready-made image."""
 
     context: Path
     dockerfile: Path | None
@@ -158,7 +158,7 @@ def _environment(source: Path, target: Path, build: _Build) -> list[str]:
 
 
 def _compose_json(service: ComposeImage) -> str | None:
-    """What a task.toml has no key for, as a compose file (JSON is YAML); None when there is nothing."""
+    """Compose file (JSON is YAML) of what a task.toml has no key for; None when there is nothing."""
     main: dict[str, Any] = {}
     if service.build_args or service.target:
         target = {"target": service.target} if service.target else {}

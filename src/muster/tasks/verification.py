@@ -1,4 +1,4 @@
-"""How a task, or one step of it, is graded.
+"""Verification: how a task, or one step of it, is graded.
 
     shared     tests/test.sh in a fork of the final state
     separate   in an image of its own: that of its table, else tests/Dockerfile, else a fresh copy of environment/

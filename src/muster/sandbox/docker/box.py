@@ -53,7 +53,7 @@ class Process:
 
 
 class Box:
-    """Made by `Box.create`, stopped; `start` may be called again after `kill`."""
+    """A container with its supervisor. Made by `Box.create`, stopped; `start` may be called again after `kill`."""
 
     def __init__(self, daemon: Daemon, container: str, env: dict[str, str], start_timeout_s: float) -> None:
         self._daemon = daemon

@@ -1,4 +1,4 @@
-"""What a container may see and do. Law: decided here, and nowhere else.
+"""Isolation of a container: all that it may see and do. Law: decided here, and nowhere else.
 
 No network, no capability but those of `defaults.CAPABILITIES`, no new privileges, the daemon's own seccomp filter,
 memory without swap, processes and CPU by limits. PID 1 is our supervisor, which no signal from within can end; the

@@ -1,4 +1,4 @@
-"""Who ended a container. Law: pure; blames the model only on evidence, and lets no exit code shift blame.
+"""Attribution of a container's end. Law: pure; blames the model only on evidence, and lets no exit code shift blame.
 
 PID 1 cannot be killed from within: a SIGKILL came from the kernel's memory limit, which the daemon reports, or from
 outside. Any other end is something the model's commands did to it (a debugger, its input). `docker stop` ends with

@@ -25,7 +25,7 @@ _ALL_SPECIAL = 0x8F28_0000  # directory, link, device, pipe, socket, irregular
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedPath:
-    """What is at a path. `link`: the text of a symbolic link, else empty."""
+    """Kind of what is at a path. `link`: the text of a symbolic link, else empty."""
 
     directory: bool
     regular: bool
@@ -88,7 +88,7 @@ def plain_directory(api: Client, container: str, path: str) -> bool:
 
 
 def _resolved(api: Client, container: str, path: str) -> tuple[str, ArchivedPath | None]:
-    """Where an open of `path` for reading or writing arrives, as open(2) does it."""
+    """Resolve `path` to where an open of it for reading or writing arrives, as open(2) does it."""
     for _ in range(_MAX_LINKS):
         found = entry(api, container, path)
         if found is None or not found.link:

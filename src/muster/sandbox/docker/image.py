@@ -131,7 +131,7 @@ def digest(image: ImageSpec) -> str:
 
 
 def snapshot_of(inspected: Mapping[str, Any], image: ImageSpec) -> Snapshot:
-    """What a fork starts with: the image's own settings, under those of the task."""
+    """Snapshot that a fork starts with: the image's own settings, under those of the task."""
     config: Mapping[str, Any] = inspected["Config"] or {}
     env = dict(line.partition("=")[::2] for line in config.get("Env") or ())
     return Snapshot(

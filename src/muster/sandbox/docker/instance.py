@@ -273,7 +273,7 @@ class DockerSandbox:
             raise await self._blame(None)
 
     async def _blame(self, error: SandboxError | None) -> SandboxLost:
-        """Who ended it, from what the daemon still knows."""
+        """Attribute the end, from what the daemon still knows."""
         try:
             state = await self.box.state()
         except Missing:

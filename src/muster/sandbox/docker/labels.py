@@ -36,7 +36,7 @@ Mine = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who makes things at a daemon: this process, for `run`."""
+    """Owner of things at a daemon: this process, for `run`."""
 
     run: str
     controller: str

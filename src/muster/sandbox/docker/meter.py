@@ -1,4 +1,4 @@
-"""Where a container's counters and writable layer are, if its daemon runs on this machine; else nobody can tell.
+"""Counters and writable layer of a container, if its daemon runs on this machine; else nobody can tell.
 
 Law: finds and reads alone; limits are the daemon's. Both go with the container: what was read last is kept.
 """

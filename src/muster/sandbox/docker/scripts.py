@@ -68,7 +68,7 @@ CAPTURE = capture("builtin unset MUSTER MUSTER_LAST MUSTER_CODE", aliases=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """When a command began: clock ticks since boot, and the last process id given out before it."""
+    """Moment at which a command began: clock ticks since boot, and the last process id given out before it."""
 
     ticks: int = 0
     last_pid: int = 0

@@ -72,7 +72,7 @@ class Shell:
             self._held = b""
 
     def last_words(self) -> str:
-        """What it said that is no answer: why it did not start."""
+        """Output that is no answer: why the shell did not start."""
         return (bytes(self._idle) + bytes(self._payload))[-500:].decode(errors="replace").strip()
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ class Frames:
         self._left = 0  # bytes of the current frame that are still to come
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """What `data` completes; a frame that arrives in pieces is given in pieces."""
+        """Frames that `data` completes; one that arrives in pieces is given in pieces."""
         parts: list[tuple[int, bytes]] = []
         while data:
             if self._left:

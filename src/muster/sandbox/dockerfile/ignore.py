@@ -13,7 +13,10 @@ from pathlib import PurePosixPath
 
 
 class Ignore:
-    """Example: `Ignore("*.log\\n!keep.log")(PurePosixPath("/a.log"))` is True."""
+    """Patterns of a .dockerignore file.
+
+    Example: `Ignore("*.log\\n!keep.log")(PurePosixPath("/a.log"))` is True.
+    """
 
     def __init__(self, text: str) -> None:
         lines = [line.strip() for line in text.splitlines()]

@@ -44,7 +44,7 @@ def absolute(workdir: str, path: str) -> str:
 
 
 def health(text: str, flags: Iterable[tuple[str, str]]) -> HealthCheck | None:
-    """What follows HEALTHCHECK. None: NONE, which takes away that of the base.
+    """Parse what follows HEALTHCHECK. None: NONE, which takes away that of the base.
 
     Example: `health("CMD curl -f localhost", [("interval", "5s")])`
     """

@@ -61,7 +61,7 @@ class Stages:
         return found
 
     def base(self, number: int) -> int | str:
-        """What the stage is FROM: the number of an earlier one, or the name of an image (`SCRATCH` for none)."""
+        """Base that the stage is FROM: the number of an earlier one, or the name of an image (`SCRATCH` for none)."""
         stage = self.dockerfile.stages[number]
         with self._located(stage):
             name = expand(stage.base, self._globals, self.dockerfile.escape)
@@ -80,7 +80,7 @@ class Stages:
         return Recipe(steps=tuple(reader.steps), startup=reader.startup)
 
     def origin(self, it: Instruction, text: str, before: int) -> Origin:
-        """What --from names."""
+        """Origin that --from names."""
         number = self._number(text, before)
         if number is None and (text.isdigit() or self._number(text, len(self.dockerfile.stages)) is not None):
             raise self.dockerfile.error(it, f"--from={text} is not a stage before this one")

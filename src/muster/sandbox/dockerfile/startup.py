@@ -1,4 +1,4 @@
-"""What a container of an image starts with. Law: values only, as `recipe` and image archives say them."""
+"""Startup of a container of an image. Law: values only, as `recipe` and image archives say them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Startup:
-    """Example: `Startup(workdir="/app", command=("python3", "server.py"))`"""
+    """Startup of an image's containers.
+
+    Example: `Startup(workdir="/app", command=("python3", "server.py"))`
+    """
 
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     workdir: str = "/"

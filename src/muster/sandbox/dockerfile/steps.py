@@ -1,4 +1,4 @@
-"""What is to be done to make an image, one after the other. Law: values only; `recipe` makes them, `image` obeys."""
+"""Steps that make an image, one after the other. Law: values only; `recipe` makes them, `image` obeys."""
 
 from __future__ import annotations
 

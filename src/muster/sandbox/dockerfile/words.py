@@ -19,7 +19,7 @@ _OPERATOR = re.compile(r":[-+?]|[-+?]|##?|%%?|//?")
 
 
 class WordError(ValueError):
-    """What is wrong with the text, in words for its author."""
+    """Error in the text of a Dockerfile, in words for its author."""
 
 
 def split(text: str, escape: str = "\\") -> list[str]:
@@ -122,7 +122,7 @@ class _Scanner:
         raise WordError(f'{self._text!r}: the quote " does not end')
 
     def _variable(self) -> str:
-        """What follows a $."""
+        """Expand the variable after a $."""
         if self._text[self._position : self._position + 1] != "{":
             name = self._match(_NAME)
             return self._env.get(name, "") if name else "$"

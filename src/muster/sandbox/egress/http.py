@@ -25,12 +25,12 @@ _MEANINGFUL = frozenset((b"host", b"content-length", b"transfer-encoding"))  # n
 
 
 class BadRequest(ValueError):
-    """What a client sent is no request that this proxy serves; the message says why."""
+    """Error of a client's request that this proxy does not serve; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyRequest:
-    """Where a request goes, and what to send there. `forward` is None for a tunnel.
+    """Request to be passed on: its target, and what to send there. `forward` is None for a tunnel.
 
     `body_bytes`: how much follows the head; None: until the client stops (a chunked body).
     """

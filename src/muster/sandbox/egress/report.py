@@ -1,4 +1,4 @@
-"""What went through a door. Law: bounded, whatever a sandbox asks for: it can invent hosts without end."""
+"""Report of the traffic through a door. Law: bounded, whatever a sandbox asks for: it can invent hosts without end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which hosts a sandbox may reach. Law: pure; nothing is resolved before its name is allowed.
+"""Egress rules: the hosts that a sandbox may reach. Law: pure; nothing is resolved before its name is allowed.
 
     host:port ─► named? ─► resolve ─► reachable? ─► connect to that very address
                    └ 403               └ 403
@@ -75,7 +75,7 @@ class AllowedHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What one sandbox may reach. `opened`: networks beyond the public ones that the operator allows.
+    """Egress rules of one sandbox. `opened`: networks beyond the public ones that the operator allows.
 
     Example: `named(parse(["example.org", "*.example.net", "api.test:8443"]), "example.org", 443) == ""`
     """
@@ -98,7 +98,7 @@ def parse(hosts: Iterable[str], opened: Iterable[str] = ()) -> Rules:
 
 
 def named(rules: Rules, host: str, port: int) -> str:
-    """Why `host` (in its `normal` form) may not be asked for; empty when it may."""
+    """Reason why `host` (in its `normal` form) may not be asked for; empty when it may."""
     entries = [entry for entry in rules.entries if entry.matches_host(host)]
     if not entries:
         return f"{host} is not on the list of hosts that this sandbox may reach"

@@ -20,7 +20,7 @@ _MODE = 0o666
 
 
 class DeviceNodes:
-    """Below `directory`, on a file system on which nodes work."""
+    """Device nodes below `directory`, on a file system on which nodes work."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""Who ended a sandbox. Law: pure; blames the model only on evidence.
+"""Attribution of a sandbox's end. Law: pure; blames the model only on evidence.
 
 PID 1 runs nothing of a model's, takes every signal, and cannot be traced: a SIGKILL came from the kernel's memory
 limit (which its own counter shows) or from outside. Any other end, an exit of PID 1 by itself, is something the

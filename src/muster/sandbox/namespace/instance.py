@@ -49,7 +49,7 @@ _END_WAIT_S = 10.0  # for PID 1 to tell an exit code, or the kernel to bury a ki
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What all sandboxes of a backend share."""
+    """Parts that all sandboxes of a backend share."""
 
     config: SandboxConfig
     cgroups: Cgroups
@@ -264,11 +264,11 @@ class NamespaceSandbox:
 
     @property
     def egress(self) -> EgressReport:
-        """What it asked the network for; complete once it is closed."""
+        """Report of what it asked the network for; complete once it is closed."""
         return self._gate.report
 
     def expire(self, lifetime_s: float) -> None:
-        """It is older than the configuration allows: lost, and not by the model's doing."""
+        """Lose a sandbox that is older than the configuration allows, by no doing of the model's."""
         if self._lost is None and self._counters is None:
             self._lose(f"older than {lifetime_s:g} s", by_agent=False, lifetime_s=lifetime_s)
             if self._life is not None:

@@ -23,7 +23,7 @@ SWEEP_S = 0.1  # long enough to make batches, short enough to keep few dead cgro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retired:
-    """What a closed sandbox leaves. `exited` is None if it never had a process."""
+    """Remains of a closed sandbox. `exited` is None if it never had a process."""
 
     exited: asyncio.Future[Exit] | None
     cgroup: Cgroup

@@ -39,7 +39,7 @@ _NAMES_BYTES = 1 << 20  # of /etc/passwd and /etc/group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Birth:
-    """What a life is started from."""
+    """Parameters that a life is started from."""
 
     argv: list[str]
     seccomp: Path
@@ -54,7 +54,7 @@ class Birth:
 
 
 class Life:
-    """Made by `start`."""
+    """Processes of a sandbox from one start to its end. Made by `start`."""
 
     def __init__(self, birth: Birth, supervisor: Supervisor) -> None:
         self.snapshot = birth.snapshot
@@ -195,7 +195,7 @@ class Life:
             return ""
 
     def _introduction(self, account: Account) -> str:
-        """What a shell of that account is told first. What the image's ENV sets stays, as with Docker."""
+        """First input of a shell of that account. What the image's ENV sets stays, as with Docker."""
         told: Mapping[str, str] = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name}
         exports = " ".join(f"{k}={shlex.quote(v)}" for k, v in told.items() if k not in self.snapshot.env)
         workdir = shlex.quote(self.snapshot.workdir)

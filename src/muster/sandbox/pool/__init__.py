@@ -1,1 +1,1 @@
-"""Who gets the next sandbox, and for how long."""
+"""Sandbox pool: who gets the next sandbox, and for how long."""

@@ -19,7 +19,7 @@ from muster.types import Limits
 
 
 class Lane(StrEnum):
-    """Whose capacity a lease uses."""
+    """Share of the pool's capacity that a lease uses."""
 
     AGENT = "agent"
     VERIFIER = "verifier"
@@ -27,7 +27,7 @@ class Lane(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ForkKind:
-    """Forks of one kind can stand in for each other."""
+    """Kind of fork: those of one kind can stand in for each other."""
 
     snapshot_id: str
     limits: Limits
@@ -35,7 +35,7 @@ class ForkKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRequest:
-    """What a lease asked for."""
+    """Request that a lease was asked for with."""
 
     snapshot: Snapshot
     limits: Limits
@@ -50,7 +50,7 @@ class LeaseRequest:
 
 
 class Giver(Protocol):
-    """Who gives leases, and takes a slot back for a while; `pool.Pool` does."""
+    """Giver of leases, which takes a slot back for a while; `pool.Pool` is one."""
 
     def gives_way(self, lease: Lease) -> bool: ...
 

@@ -42,7 +42,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneStatistics:
-    """`live` is leased sandboxes, booting ones included."""
+    """Statistics of a lane. `live` is leased sandboxes, booting ones included."""
 
     capacity: int
     live: int
@@ -122,7 +122,7 @@ class Pool:
         self._boots = self._warm_hits = self._warm_deaths = self._pauses = 0
 
     def prefetch(self, wanted: Iterable[Wanted]) -> None:
-        """What will be leased next, in order, once per fork. Replaces the last list; starts without waiting.
+        """Prefetch what will be leased next, in order, once per fork. Replaces the last list; starts without waiting.
 
         Only the beginning is read: what may be warm now, and as many again that take their places.
         """
@@ -246,7 +246,7 @@ class Pool:
             raise
 
     def _left(self, lease: Lease) -> None:
-        """Its sandbox is closed behind its back, and the slot is free then."""
+        """Close the sandbox of a left lease behind its back; the slot is free then."""
         request = lease.request
         self._lanes[request.lane].slots.released(request.kind)
         self._chore(self._close_in(request.lane, request.kind, lease.sandbox.sandbox))

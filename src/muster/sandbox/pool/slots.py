@@ -1,5 +1,5 @@
-"""Who gets the next sandbox. Law: all capacity and warm-fork decisions are made here; this file knows no
-sandbox, task or clock. Each event changes the state, and `decide(now)` says what to do about it.
+"""Sandbox slots: who gets the next sandbox. Law: all capacity and warm-fork decisions are made here; this file knows
+no sandbox, task or clock. Each event changes the state, and `decide(now)` says what to do about it.
 
     waiting (who had least, then first come) ─► hand over a warm fork of that kind
                                              ─► boot, while there is room
@@ -62,7 +62,7 @@ Action = HandOver | Boot | Warm | Evict
 
 
 class Tally:
-    """How many of each kind, and how many in all; each in constant time, however many kinds have come and gone."""
+    """Counts of each kind, and of all; each in constant time, however many kinds have come and gone."""
 
     def __init__(self) -> None:
         self._counts: dict[Kind, int] = {}
@@ -139,7 +139,7 @@ class Slots:
         del self._line[bisect_left(self._line, (attained_s, ticket))]
 
     def want(self, kinds: Sequence[Kind]) -> None:
-        """What comes next, in order, once per fork; replaces what was wanted before."""
+        """Set what comes next, in order, once per fork; replaces what was wanted before."""
         self._wanted = list(kinds)
 
     def warmed(self, kind: Kind, *, failed: bool = False) -> None:
@@ -167,7 +167,7 @@ class Slots:
     # --- the decision ---------------------------------------------------------------------------------
 
     def decide(self, now: float = 0.0) -> list[Action]:
-        """What to do at `now`, in seconds; the state already counts it as done or under way."""
+        """Decide what to do at `now`, in seconds; the state already counts it as done or under way."""
         actions: list[Action] = []
         self.wake_at = None
         while self._waiting:

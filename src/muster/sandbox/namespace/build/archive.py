@@ -179,7 +179,7 @@ def _dress_link(member: tarfile.TarInfo, name: str, parent: int) -> None:
 
 
 def _remove(name: str, parent: int) -> None:
-    """What an earlier member made there."""
+    """Remove what an earlier member made there."""
     try:
         os.unlink(name, dir_fd=parent)
     except FileNotFoundError:

@@ -43,7 +43,7 @@ _FOREVER = ("sleep", "infinity")
 
 
 class ImageBuilder:
-    """`prepare` gives the snapshot of an image. Raises `ConfigError` at once for what `SandboxConfig.images` names."""
+    """Builder of image snapshots: `prepare`. Raises `ConfigError` at once for what `SandboxConfig.images` names."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

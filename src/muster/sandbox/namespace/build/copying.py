@@ -31,7 +31,7 @@ _CHUNK_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOrigin:
-    """Where files come from. `key` says what is in it; None: their content has to be read to know (a build context)."""
+    """Origin of copied files. `key` says what is in it; None: the content has to be read to know (a build context)."""
 
     name: str
     tree: LayerTree
@@ -233,7 +233,7 @@ class _Writer:
         target.chmod(mode)
 
     def _free(self, path: PurePosixPath) -> Path:
-        """Where the file is to be written; what this layer had there is gone."""
+        """Make room for the file, and return its path; what this layer had there is gone."""
         target = self.directory(str(path.parent)) / path.name
         if target.is_dir() and not target.is_symlink():
             remove_tree(target)

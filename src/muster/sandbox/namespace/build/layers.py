@@ -38,7 +38,7 @@ class Stack:
 
 
 class LayerStore:
-    """Blocking file work: call it from a thread where it may take long."""
+    """Store of layers. Blocking file work: call it from a thread where it may take long."""
 
     def __init__(self, root: Path, run: RunDirectory) -> None:
         root.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
-"""What a build sees of this machine. Law: what makes RUN work here, and nothing of it in an image or a key but the
-package database.
+"""Parts of this machine that a build sees. Law: what makes RUN work here, and nothing of it in an image or a key but
+the package database.
 
     packages  the host's dpkg database: the /usr of a host-derived image is the host's, so its list of packages is too;
               apt then installs what is missing on top. A layer of the image, for images with a RUN
@@ -170,6 +170,6 @@ class Provision:
 
 
 def _left_out(directory: str, names: list[str]) -> set[str]:
-    """What not everybody on the host may read is nobody's business in an image."""
+    """Names to leave out: what not everybody on the host may read is nobody's business in an image."""
     closed = {name for name in names if not Path(directory, name).lstat().st_mode & stat.S_IROTH}
     return closed | _DPKG_LEFT_OUT(directory, names)

@@ -49,7 +49,7 @@ class RootFs:
 
 
 class RootFsStore:
-    """`images` is `SandboxConfig.images`. Raises `ConfigError` for a source that is not there.
+    """Store of root file systems. `images` is `SandboxConfig.images`; `ConfigError` for a source that is not there.
 
     Example: `RootFsStore({"debian*": "/srv/debian.tar"}, store).load("debian:12")`
     """
@@ -59,7 +59,7 @@ class RootFsStore:
         self._store = store
 
     def load(self, name: str) -> RootFs | None:
-        """What the image name stands for; None: this machine's own /usr. Raises `ImageError`. Blocking."""
+        """Root file system of the image name; None: this machine's own /usr. Raises `ImageError`. Blocking."""
         pattern, source = next(((p, s) for p, s in self._images.items() if fnmatchcase(name, p)), ("", None))
         if source is None:
             return None

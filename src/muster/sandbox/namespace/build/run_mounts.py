@@ -22,7 +22,7 @@ _BOUND = "bound"
 
 
 def bind_step(line: int, mount: RunMount) -> Copy:
-    """What is to be copied for a bind mount, as a file step into an empty directory."""
+    """File step that copies what is to be bound, into an empty directory."""
     return Copy(line=line, name="RUN --mount", sources=(mount.source,), target=f"/{_BOUND}", origin=mount.origin)
 
 
@@ -48,7 +48,7 @@ class RunMounts:
         self._new_directory = new_directory
 
     def key(self) -> tuple[object, ...]:
-        """What the command may read through them, as far as it is part of the image."""
+        """Key of what the command may read through them, as far as it is part of the image."""
         return tuple((mount, self._bound[mount].key("") if mount in self._bound else "") for mount in self._mounts)
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""What a sandbox over some layers would see, read on the host: nothing is mounted, no link leads out.
+"""View of a sandbox over some layers, read on the host: nothing is mounted, no link leads out.
 
     path ─component by component─► the directories that merge there, topmost first ─► entry
     a whiteout, a file over a directory, or an opaque directory hides what lies below
@@ -46,7 +46,10 @@ class LinkLoop(OSError):
 
 
 class LayerTree:
-    """Example: `LayerTree((base, layer)).entry("/etc/passwd")`"""
+    """Merged tree of layers, lowest first.
+
+    Example: `LayerTree((base, layer)).entry("/etc/passwd")`
+    """
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class LayerTree:
         self._ignore = ignore or Ignore("")
 
     def entry(self, path: str) -> TreeEntry | None:
-        """What is at `path`, all links followed. None: nothing, or a link that leads nowhere."""
+        """Entry at `path`, all links followed. None: nothing, or a link that leads nowhere."""
         return self._at(self.resolve(path))
 
     def resolve(self, path: str, *, follow_last: bool = True) -> PurePosixPath:
@@ -128,7 +131,7 @@ class LayerTree:
         return entry.is_directory and any(True for _ in self.walk(path, entry))
 
     def _at(self, path: PurePosixPath) -> TreeEntry | None:
-        """What is at `path`, no link followed."""
+        """Entry at `path`, no link followed."""
         current: TreeEntry | None = self._root
         for part in path.parts[1:]:
             if current is None or not current.is_directory:

@@ -1,4 +1,4 @@
-"""What an image build does in a sandbox: RUN, and the first start of a service.
+"""Commands of an image build that run in a sandbox: RUN, and the first start of a service.
 
     layers so far + what the machine lends ─► sandbox ─► command ─► its writable layer, moved to the store
                                                      └─► the build log, <state_dir>/logs/<name>.log
@@ -54,7 +54,10 @@ class Log:
 
 
 class Workshop:
-    """Example: `layer = await workshop.run(step, stack, key, mounts=(), where="Dockerfile:3", log=log)`"""
+    """Runner of an image build's commands, each in a sandbox.
+
+    Example: `layer = await workshop.run(step, stack, key, mounts=(), where="Dockerfile:3", log=log)`
+    """
 
     def __init__(self, host: Host, store: LayerStore, provision: Provision) -> None:
         config = host.config

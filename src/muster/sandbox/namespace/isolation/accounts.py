@@ -1,4 +1,4 @@
-"""Who a shell runs as: `USER` of an image, resolved in the sandbox's own passwd and group. Law: pure, text in."""
+"""Account of a shell: `USER` of an image, resolved in the sandbox's own passwd and group. Law: pure, text in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from muster.errors import SandboxStartError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Numbers, and what a login would set. `groups` includes `gid`."""
+    """Account of a shell: numbers, and what a login would set. `groups` includes `gid`."""
 
     uid: int = 0
     gid: int = 0

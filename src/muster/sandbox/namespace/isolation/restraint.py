@@ -15,7 +15,7 @@ _FIRST = 1000
 
 
 def restrain(init_pid: int, *, processes: int | None) -> None:
-    """When the host itself runs out of memory, let it take a sandbox and not us. `processes`: at most so many."""
+    """Let the host take a sandbox and not us when it runs out of memory itself. `processes`: at most so many."""
     with suppress(OSError):  # it is gone: whoever waits for it is told
         Path(f"/proc/{init_pid}/oom_score_adj").write_text(str(_FIRST))
         if processes is not None:

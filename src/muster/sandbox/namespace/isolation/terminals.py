@@ -1,4 +1,4 @@
-"""How many pseudo-terminals one sandbox may have. Law: one mount option, set from outside on the sandbox's own devpts.
+"""Limit of the pseudo-terminals of one sandbox. Law: one mount option, set from outside on the sandbox's own devpts.
 
 The kernel counts the terminals of all instances together (kernel.pty.max, 4096 by default), so that one sandbox
 could keep every other from starting. bubblewrap has no option for it; the superblock may be reconfigured through

@@ -73,7 +73,7 @@ def _same_directory(layers: tuple[Path, ...], inner: str, target: Path) -> None:
 
 
 def _same(layers: tuple[Path, ...], inner: str, target: Path) -> None:
-    """What the state has at `inner`; a whiteout for nothing."""
+    """Copy what the state has at `inner`; a whiteout for nothing."""
     entry = _top(layers, inner)
     if entry is None:
         os.mknod(target, stat.S_IFCHR, os.makedev(0, 0))

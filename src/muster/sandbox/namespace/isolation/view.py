@@ -1,4 +1,4 @@
-"""What a sandbox sees at /: its layers, and whose system directories lie over them.
+"""View of a sandbox at /: its layers, and whose system directories lie over them.
 
     host-derived image   layers                     + this host's /usr with the images' additions, read-only
     whole root           layers, /usr among them, writable
@@ -22,7 +22,7 @@ from muster.sandbox.port import Snapshot
 
 
 class Views:
-    """Of one backend. `directory`: where top layers are kept, one per toolchain; `short`: see `RunDirectory.short`."""
+    """Views of one backend. `directory`: of top layers, one per toolchain; `short`: see `RunDirectory.short`."""
 
     def __init__(self, directory: Path, short: Callable[[tuple[Path, ...]], tuple[Path, ...]]) -> None:
         self._directory = directory

@@ -24,7 +24,7 @@ _EVIDENCE_BYTES = 4096
 
 
 class RunningService:
-    """Made by `launch`."""
+    """Main process of an image, running. Made by `launch`."""
 
     def __init__(self, service: Service, supervisor: Supervisor, child: Child, channel: Channel, tap: Tap) -> None:
         self._service = service

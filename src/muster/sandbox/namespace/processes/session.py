@@ -123,7 +123,7 @@ class TerminalShell:
         return self.begin(f"\\builtin eval {text} </dev/null >&41 2>&41 41>&- 42<&- 43>&-")
 
     def take(self) -> HeadTail:
-        """What came since the last command ended; nobody waits from now on."""
+        """Take what came since the last command ended; nobody waits from now on."""
         self.tap.idle = True
         return self.tap.take()
 

@@ -75,7 +75,7 @@ done
 
 
 def command(*, groups: int = 0) -> tuple[str, ...]:
-    """What bubblewrap runs as PID 1. `groups`: how many cgroups `start` opens for it to enter."""
+    """Command line that bubblewrap runs as PID 1. `groups`: how many cgroups `start` opens for it to enter."""
     # the script comes by descriptor: a model that lists processes should not have to read it
     start = ("/bin/bash", "--noprofile", "--norc", "-c", f". /proc/self/fd/{_SCRIPT_FD}", "muster")
     return (*start, *(str(_GROUP_FD + n) for n in range(groups)))
@@ -90,7 +90,7 @@ def _script() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How the whole sandbox ended.
+    """Exit of the whole sandbox.
 
     `code`: bubblewrap's own; negative when a signal ended bubblewrap itself, 128 + n when PID 1 exited so or
     died of signal n. `init_signal` tells those two apart: 0 for none, None where the kernel (before 6.15)
@@ -103,7 +103,7 @@ class Exit:
 
 
 class Supervisor:
-    """Made by `start`. Ends by `kill`, or by itself: `exited` tells."""
+    """Supervisor of a sandbox's processes. Made by `start`. Ends by `kill`, or by itself: `exited` tells."""
 
     def __init__(self, pid: int, control: int, report: int) -> None:
         self.pid = pid

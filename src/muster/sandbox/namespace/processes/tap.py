@@ -47,7 +47,7 @@ class Tap:
         self._loop.add_reader(fd, self._on_readable, fd)
 
     def take(self) -> HeadTail:
-        """What came since the last call, with all that is in the pipes by now."""
+        """Take what came since the last call, with all that is in the pipes by now."""
         for fd in list(self._sources):
             # a background writer may refill it for ever
             for _ in range(_DRAIN_CHUNKS):

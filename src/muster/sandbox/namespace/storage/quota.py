@@ -100,7 +100,7 @@ def covered(layer: Layer) -> bool:
 
 
 def used_bytes(layer: Layer, *, stop_at: int | None = None) -> int:
-    """What a layer takes: told by its own file system if it has one, else counted, up to about `stop_at`."""
+    """Size of a layer: told by its own file system if it has one, else counted, up to about `stop_at`."""
     if not covered(layer):
         return usage_bytes(layer.root, stop_at=stop_at)
     told = os.statvfs(layer.root)

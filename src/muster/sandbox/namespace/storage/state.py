@@ -159,7 +159,7 @@ class RunDirectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaped:
-    """What `reap` removed, by run name."""
+    """Runs and processes that `reap` removed; runs by name."""
 
     runs: tuple[str, ...]
     processes: int
@@ -191,7 +191,7 @@ def _place(runs: Path) -> str:
 
 
 def _aliases(run: Path) -> Path:
-    """Where the short names of a run's layers are: found again by the run's name alone."""
+    """Directory of the short names of a run's layers: found again by the run's name alone."""
     return run.parent.parent / "l" / hashlib.sha256(run.name.encode()).hexdigest()[:5]
 
 
