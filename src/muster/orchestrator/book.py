@@ -20,7 +20,10 @@ from muster.types import Batch
 
 
 class GroupBook:
-    """Example: `book.admitted(admission.groups)`, later `book.closed(closed)`."""
+    """Journal rows of groups, written as groups are admitted and closed.
+
+    Example: `book.admitted(admission.groups)`, later `book.closed(closed)`.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

@@ -1,4 +1,4 @@
-"""What a user may set about a run: its length, its evaluations, and how groups become batches.
+"""Configuration of a run: its length, its evaluations, and how groups become batches.
 
 What an option biases is said beside it.
 """
@@ -16,7 +16,7 @@ BatchPolicy = Literal["cohort", "window", "fifo", "greedy"]
 
 
 class ConcurrencyConfig(BaseModel):
-    """Live trajectories, beneath `slots`."""
+    """Limits of live trajectories, beneath `slots`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -31,7 +31,7 @@ class ConcurrencyConfig(BaseModel):
 
 
 class ReuseConfig(BaseModel):
-    """Whether and how far earlier successes are used again."""
+    """Options of reuse: whether and how far earlier successes are used again."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,7 +70,7 @@ class LoopConfig(BaseModel):
 
 
 class EvaluateConfig(BaseModel):
-    """How held-out pass rates are taken."""
+    """Options of measuring held-out pass rates."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -90,7 +90,7 @@ tail    dropped, and their tasks are tried again in a later batch of only such t
 
 
 class SchedulerConfig(BaseModel):
-    """How groups become batches."""
+    """Options of making batches of groups."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -32,7 +32,10 @@ _LOOK_S = 1.0
 
 
 class Delivery:
-    """Example: `records = await delivery.deliver(step, trained_at=clock.now())`"""
+    """Delivery of the trainer's weights to every replica.
+
+    Example: `records = await delivery.deliver(step, trained_at=clock.now())`
+    """
 
     def __init__(
         self,

@@ -8,7 +8,10 @@ from muster.types import DeviceState
 
 
 class DeviceRecorder:
-    """Example: `trainer.enter(DeviceState.TRAIN)` ends the previous state and begins the next."""
+    """Recorder of one device's states.
+
+    Example: `trainer.enter(DeviceState.TRAIN)` ends the previous state and begins the next.
+    """
 
     def __init__(self, journal: Journal, device: str, state: DeviceState) -> None:
         self._journal = journal
@@ -18,7 +21,7 @@ class DeviceRecorder:
 
     @property
     def since(self) -> float:
-        """When the present state began."""
+        """Time at which the present state began."""
         return self._since
 
     def enter(self, state: DeviceState) -> None:

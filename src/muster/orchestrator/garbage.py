@@ -1,4 +1,4 @@
-"""How often the controller's process looks for cycles of garbage.
+"""Garbage collection of the controller's process, made rarer: how often it looks for cycles.
 
 Law: nothing is leaked, only found later. A controller holds what thousands of live trajectories are made of, and
 nearly all of it survives every look: with Python's own thresholds (a look at the young after 700 allocations, at all
@@ -18,7 +18,7 @@ YOUNG_OBJECTS = 20_000
 
 @contextmanager
 def seldom_collected() -> Generator[None]:
-    """As described, in this process, until it ends."""
+    """Collect garbage seldom, as described, in this process, until it ends."""
     _, second, third = before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, second, third)

@@ -97,7 +97,7 @@ class Keeps:
             self._journal.record(replace(row, lost=lost))
 
     def cancelled(self, launch: Launch, *, given_up: bool) -> None:
-        """It ended without an outcome. `given_up`: its group is, so nobody will continue it."""
+        """End a sibling without an outcome. `given_up`: its group is, so nobody will continue it."""
         self._keeping.discard(launch.id)
         row = self._row(launch.group_id, launch.sibling) if given_up else None
         if row is not None:
@@ -149,7 +149,7 @@ class Keeps:
         return launch
 
     async def _give_back(self, row: KeepRow) -> None:
-        """What it points to, and what a process that was killed just then did not come to give back."""
+        """Give back what it points to, and what a process that was killed just then did not come to give back."""
         for snapshot in (row.previous, row.snapshot):
             state = await self._backend.restore(snapshot) if snapshot is not None else None
             if state is not None:

@@ -1,4 +1,4 @@
-"""What a run is made of, as its loops know it.
+"""Parts of a run, as its loops know them.
 
 Law: data and protocols alone. `app/run.py` chooses the parts, a simulation puts fakes in their place.
 """
@@ -22,7 +22,7 @@ from muster.types import Evaluation, Ints, Launch, Publication, Version
 
 
 class TaskSupply(Protocol):
-    """Where tasks come from, as far as the loops know it."""
+    """Source of tasks, as far as the loops know it."""
 
     @property
     def quarantined(self) -> Mapping[str, str]: ...
@@ -34,7 +34,7 @@ class TaskSupply(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the loops drive; chosen by `app/run.py`."""
+    """Parts that the loops drive; chosen by `app/run.py`."""
 
     journal: Journal
     metrics: Metrics

@@ -62,7 +62,7 @@ def device_rows(statistics: Iterable[EngineStatistics]) -> list[DeviceRow]:
 def observe_step(
     metrics: Metrics, batch: Batch, result: StepResult, made: Mapping[int, float], *, started: float
 ) -> None:
-    """What a batch and the step on it add to the metrics of step `batch.step`.
+    """Add a batch and the step on it to the metrics of step `batch.step`.
 
     made: version -> when the step that made it ended. started: when this step began.
     """
@@ -82,7 +82,7 @@ def observe_step(
 
 
 def observe_trajectory(metrics: Metrics, trajectory: Trajectory) -> None:
-    """What an ended attempt adds to the metrics of the step that is made next."""
+    """Add an ended attempt to the metrics of the step that is made next."""
     outcome = trajectory.outcome
     metrics.observe("sampled_tokens", Sum(own_tokens(trajectory)))
     metrics.observe("trajectories_infra", Sum(outcome.verdict is Verdict.INFRA))
@@ -93,7 +93,7 @@ def observe_trajectory(metrics: Metrics, trajectory: Trajectory) -> None:
 
 
 def observe_publication(metrics: Metrics, records: Sequence[PublicationRecord]) -> None:
-    """What publishing a version adds to the metrics of the step that trains from it; the last version's are under the
+    """Add the publication of a version to the metrics of the step that trains from it; the last version's are under the
     step that would. Bytes and counts are of all replicas together; a replica whose digest or canary was wrong has no
     record.
     """

@@ -37,7 +37,7 @@ from muster.types import Batch, Graded, ReadyGroup, Task, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where a run stands. A run that has not begun stands at `Standing()`.
+    """State that a run is resumed from. A run that has not begun stands at `Standing()`.
 
     step: optimiser steps in `checkpoint` (0: the initial weights). version: steps that were ever made.
     redo: the batches between the two. interrupted: launches that a killed process left without an end, with the

@@ -1,4 +1,4 @@
-"""What a run looks like at this instant: a frozen snapshot that the live view draws.
+"""Status of a run at this instant: a frozen snapshot that the live view draws.
 
 Law: `loops.py` makes it, `observe.live.dashboard` draws it, neither knows the other.
 """

@@ -25,7 +25,9 @@ from muster.types import DeviceState
 
 
 class DeviceWatch:
-    """Example: `await watch.look(step=3, trainer=DeviceState.TRAIN)`
+    """Watch over the engines' devices and the trainer's.
+
+    Example: `await watch.look(step=3, trainer=DeviceState.TRAIN)`
 
     strayed: called when a replica holds other weights than were delivered; it serves nothing until it has them.
     """
@@ -54,7 +56,7 @@ class DeviceWatch:
         )
 
     async def look_at_engines(self) -> list[EngineStatistics]:
-        """Those that answer. Raises `EngineError` when none has for too long."""
+        """Statistics of the engines that answer. Raises `EngineError` when none has for too long."""
         self.looked_at = clock.now()
         serving = self._delivery.serving
         answered: list[EngineStatistics] = []

@@ -1,4 +1,4 @@
-"""What a reply asks for, and how an answer is put to the model.
+"""Actions: what a reply asks for, and how an answer is put to the model.
 
 Law: pure text in, pure data out. A reply that cannot be understood is an observation for the model, not an
 error of ours.
@@ -32,7 +32,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Neither a command nor an end; `advice` is shown to the model."""
+    """Malformed reply, neither a command nor an end; `advice` is shown to the model."""
 
     advice: str
 
@@ -94,7 +94,7 @@ def action_format(name: FormatName) -> ActionFormat:
 
 
 def describe(result: Result, *, timeout_s: float, limit_chars: int) -> str:
-    """What the model is shown of a command: output with head and tail kept, then what was unusual."""
+    """Observation that the model is shown of a command: output with head and tail kept, then what was unusual."""
     text = result.output.rstrip("\n")
     if len(text) > limit_chars:
         half = limit_chars // 2

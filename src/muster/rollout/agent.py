@@ -26,7 +26,7 @@ from muster.types import Cause, Completion, Sampling, Session, Stage, Task, Turn
 
 @dataclass(slots=True)
 class _Budget:
-    """What is left of the model's own tokens and time. `tokens`: sampled so far, in all steps."""
+    """Budget that is left of the model's own tokens and time. `tokens`: sampled so far, in all steps."""
 
     config: AgentConfig
     time_s: float
@@ -47,14 +47,14 @@ class _Budget:
         return None
 
     def reply_tokens(self, context: int, kept: int) -> int:
-        """How many tokens the reply may still take, of which `kept` are sampled already."""
+        """Number of tokens that the reply may still take, of which `kept` are sampled already."""
         left = min(self.config.max_tokens - self.tokens, self.config.max_context_tokens - context)
         return max(1, min(self.config.max_tokens_per_turn - kept, left))
 
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """What came back to the model for one command, or for a reply without one."""
+    """Observation that came back to the model for one command, or for a reply without one."""
 
     text: str
     exit_code: int | None = None

@@ -87,7 +87,7 @@ class Rollout:
 
 @dataclass(slots=True, kw_only=True)
 class _Attempt:
-    """What is known of an attempt so far; kept when it fails halfway."""
+    """State of an attempt so far; kept when it fails halfway."""
 
     launch: Launch
     spans: SpanRecorder
@@ -146,7 +146,7 @@ class _Attempt:
                 await self.pool.backend.discard(state)
 
     async def _start(self, pristine: Snapshot) -> Snapshot:
-        """What to fork: the image, or the state at the keep point. Raises `SandboxStartError` if that is gone."""
+        """Snapshot to fork: the image, or the state at the keep point. Raises `SandboxStartError` if that is gone."""
         kept = self.launch.kept
         if kept is None:
             return pristine
@@ -156,7 +156,7 @@ class _Attempt:
         return state
 
     async def _played(self, lease: Lease, pristine: Snapshot) -> _Played | Outcome:
-        """What is left to grade, or the outcome of a task that ended before its last step."""
+        """Play all steps: what is left to grade, or the outcome of a task that ended before its last step."""
         task, sandbox = self.launch.task, lease.sandbox
         if not task.steps:
             return await self._play(task, "", lease)

@@ -1,4 +1,4 @@
-"""What a user may set about the agent."""
+"""Configuration of the agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from muster.rollout.conversation import PromptName
 
 
 class AgentConfig(BaseModel):
-    """How the policy acts. Engine and trainer read the temperature from here: it is part of the policy."""
+    """Options of the policy. Engine and trainer read the temperature from here: it is part of the policy."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

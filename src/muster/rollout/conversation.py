@@ -1,4 +1,4 @@
-"""How a trajectory begins: the prompt's fixed messages, then the task."""
+"""Beginning of a trajectory: the prompt's fixed messages, then the task."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Keeper(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class KeepPoints:
-    """Those of one attempt. Called between two turns."""
+    """Keep points of one attempt. Called between two turns."""
 
     keeper: Keeper
     launch: Launch

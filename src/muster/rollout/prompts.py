@@ -21,7 +21,7 @@ class Message(TypedDict):
 
 
 def _shot(*contents: str) -> tuple[Message, ...]:
-    """What the user says and which command the assistant answers with, in turn."""
+    """Example conversation: what the user says and which command the assistant answers with, in turn."""
     return tuple(
         Message(role="assistant", content=f"```bash\n{content}\n```")
         if index % 2

@@ -28,7 +28,7 @@ _PROBE: tuple[Message, ...] = ({"role": "user", "content": "q"}, {"role": "assis
 
 
 class Tokenizer(Protocol):
-    """What the renderer needs of a tokenizer with a chat template. `stop_tokens` end an assistant's turn."""
+    """Tokenizer with a chat template, as the renderer needs it. `stop_tokens` end an assistant's turn."""
 
     @property
     def stop_tokens(self) -> tuple[int, ...]: ...
@@ -77,7 +77,7 @@ class Renderer:
         return ids if stopped else [self.stop_tokens[0], *ids]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """What a sampled turn says, without its stop token. For parsing and for people, never for training."""
+        """Text of a sampled turn, without its stop token. For parsing and for people, never for training."""
         ids = list(tokens)
         if ids and ids[-1] in self.stop_tokens:
             ids.pop()
@@ -96,7 +96,7 @@ class Renderer:
         return ids
 
     def _after_last_stop(self, closed: str) -> str:
-        """What the template puts between an assistant's stop token and the next message (often a newline)."""
+        """Text that the template puts between an assistant's stop token and the next message (often a newline)."""
         for stop in self._stop_texts:
             at = closed.rfind(stop) if stop else -1
             if at >= 0:

@@ -40,7 +40,7 @@ class Replayed:
 
 
 class Reproduction(StrEnum):
-    """What a replay says about a recorded outcome."""
+    """Verdict of a replay on a recorded outcome."""
 
     SAME = "same outcome"
     OTHER = "other outcome"

@@ -37,7 +37,7 @@ _MASKS = tuple(
 
 
 class Sameness(StrEnum):
-    """How two observations compare."""
+    """Sameness of two observations."""
 
     EXACT = "exact"
     SAME = "same"  # but for times, process ids, addresses and scratch paths

@@ -1,4 +1,4 @@
-"""Where a trajectory's time goes: every instant between its first and last event has one stage.
+"""Spans of a trajectory's time: every instant between its first and last event has one stage.
 
 recorder.enter(Stage.TOOL) … recorder.enter(Stage.DECODE) … recorder.finish() ─► spans, gapless
 """

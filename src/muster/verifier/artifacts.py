@@ -1,4 +1,4 @@
-"""What a verifier with an image of its own gets to see of the agent's final state.
+"""Artifacts: what a verifier with an image of its own gets to see of the agent's final state.
 
     fork of final ─collect commands, tar─► handed/artifacts.tar ─unpack, no links─► read-only mounts, same paths
 

@@ -29,7 +29,7 @@ RUNS_ON_FINAL = 2  # that must agree before the agent is blamed for a broken ver
 
 
 class VerifierRun(StrEnum):
-    """What to run next."""
+    """Verifier run to make next."""
 
     FINAL = "final"  # the verifier, on a fork of the frozen final state
     CONTROL = "control"  # the verifier, on an untouched sandbox

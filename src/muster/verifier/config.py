@@ -1,4 +1,4 @@
-"""What a user may set about grading."""
+"""Configuration of grading."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class VerifierConfig(BaseModel):
-    """How final states are graded."""
+    """Options of grading final states."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -12,7 +12,7 @@ from muster.types import Outcome, Task, Trajectory
 
 
 class Verifier(Protocol):
-    """Grades by fact. Never raises for what happens inside a sandbox: that is part of the outcome."""
+    """Verifier port: grades by fact. Never raises for what happens inside a sandbox: that is part of the outcome."""
 
     async def grade(
         self, task: Task, final: Snapshot, pristine: Snapshot, trajectory: Trajectory | None = None

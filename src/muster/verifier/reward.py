@@ -16,7 +16,7 @@ from typing import cast
 
 
 class Problem(StrEnum):
-    """Why a run of the verifier gave no reward."""
+    """Problem because of which a run of the verifier gave no reward."""
 
     MISSING = "missing"  # neither file is there
     EMPTY = "empty"

@@ -152,7 +152,7 @@ def for_verifier(state: Snapshot, pristine: Snapshot, spec: VerifierSpec) -> Sna
 
 
 def tools_of(spec: VerifierSpec, pristine: Snapshot) -> Snapshot | None:
-    """Whose tools to bind over: none where the task itself asks to change them."""
+    """Snapshot of the tools to bind over: none where the task itself asks to change them."""
     tops = tuple(f"/{top}" for top in SYSTEM)
     owned = any(path == top or path.startswith(f"{top}/") for path in spec.owned for top in tops)
     return None if owned else pristine
@@ -164,7 +164,7 @@ def times(lease: Lease, result: Result) -> dict[str, object]:
 
 
 def failed(error: SandboxError | ImageError) -> Attempt:
-    """What a failed sandbox says about the run. Who is to blame is for the control to show."""
+    """Result of a run whose sandbox failed. Who is to blame is for the control to show."""
     evidence = {"error": str(error), **error.evidence}
     if isinstance(error, SandboxLost) and error.by_agent:
         return Attempt(problem=Problem.CRASHED, evidence=evidence)

@@ -22,7 +22,7 @@ _FAIR = frozenset({Cause.VERIFIER_PASSED, Cause.VERIFIER_FAILED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
-    """How a step ended. `turns`: replies of the trajectory so far. `budget`: the one that ended it, if any."""
+    """Grade of an ended step. `turns`: replies of the trajectory so far. `budget`: the one that ended it, if any."""
 
     step: str
     outcome: Outcome

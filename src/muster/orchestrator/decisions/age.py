@@ -1,4 +1,4 @@
-"""How old the policy was, in seconds: when it sampled the tokens of a batch, and when they were trained.
+"""Age of the policy, in seconds: when it sampled the tokens of a batch, and when they were trained.
 
     step k - 1 ends: version k is made ──── published ──── samples a token ──────────── trained on
                                       └──── sampled_age_s ────┘                              │
@@ -26,7 +26,7 @@ Seconds = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyAge:
-    """Means over `tokens` sampled tokens, in seconds."""
+    """Ages of the policy: means over `tokens` sampled tokens, in seconds."""
 
     sampled_s: float
     trained_s: float
@@ -60,7 +60,7 @@ def _versions(member: Trajectory) -> Ints:
 
 
 def _sampled_at(member: Trajectory, tokens: int) -> Seconds:
-    """When each of `tokens` tokens was sampled; in the middle of the attempt when no span says that it decoded."""
+    """Time at which each of `tokens` tokens was sampled; mid-attempt when no span says that it decoded."""
     spans = [s for s in member.spans if s.stage is Stage.DECODE and s.end > s.start]
     if not spans:
         return np.full(tokens, (member.started + member.ended) / 2)

@@ -1,4 +1,4 @@
-"""How many trajectories may be live at once, when the engines' cache is what is short.
+"""Concurrency limit: how many trajectories may be live at once, when the engines' cache is what is short.
 
 Law: pure; the caller brings statistics and the time. A trajectory comes back to its engine turn after turn, and finds
 its prefix only if all that are live fit into the cache together. Beyond that point every turn is computed again from
@@ -40,7 +40,10 @@ class _Counters:
 
 
 class Concurrency:
-    """Example: `concurrency.observe(statistics, live=40, now=12.0); concurrency.limit`"""
+    """Limit of live trajectories, adjusted to what the engines say.
+
+    Example: `concurrency.observe(statistics, live=40, now=12.0); concurrency.limit`
+    """
 
     def __init__(self, config: ConcurrencyConfig, slots: int) -> None:
         self._config = config
@@ -63,7 +66,7 @@ class Concurrency:
         self._fit()
 
     def observe(self, statistics: Sequence[EngineStatistics], *, live: int, now: float) -> None:
-        """What the engines say at `now`, in seconds, with `live` trajectories."""
+        """Take in what the engines say at `now`, in seconds, with `live` trajectories."""
         self._cache_tokens = sum(s.kv_capacity_tokens for s in statistics)
         if self._config.policy == "aimd" and now >= self._looked_at + self._config.interval_s:
             self._looked_at = now

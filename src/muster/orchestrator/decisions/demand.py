@@ -26,7 +26,10 @@ PUT_OFF = "put_off"
 
 
 class Demand:
-    """Example: `Demand(config).groups(batches=2)`"""
+    """Number of groups to launch, and which are surplus.
+
+    Example: `Demand(config).groups(batches=2)`
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -48,7 +51,7 @@ class Demand:
         return math.ceil(batches * self._config.groups_per_batch * over)
 
     def next_put_off(self) -> tuple[str, Task] | None:
-        """What to launch, if the open batch is of such: the group that it replaces, and the task."""
+        """Next launch, if the open batch is of such: the group that it replaces, and the task."""
         return self._put_off.popleft() if self._long and self._put_off else None
 
     def surplus(

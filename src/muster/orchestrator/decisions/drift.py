@@ -74,7 +74,7 @@ class Odometer:
 
 
 def measured(step: StepRow) -> float | None:
-    """How far a step moved the policy (root-mean-square log-ratio, nats); None if it was not measured, or to no end.
+    """Drift of the policy in a step (root-mean-square log-ratio, nats); None if it was not measured, or to no end.
 
     A step without an update moved nothing, and needs no sample to say so.
     """

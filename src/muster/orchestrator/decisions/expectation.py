@@ -1,4 +1,4 @@
-"""How long an attempt at a task is expected to take, from how long earlier ones took.
+"""Expected duration of an attempt at a task, from how long earlier ones took.
 
 Law: pure. What counts is an attempt's own time, without waiting: it would be the same on an empty machine. A task that
 was never tried is expected to take as long as the others do.
@@ -21,7 +21,10 @@ def own_s(trajectory: Trajectory) -> float:
 
 
 class Expectation:
-    """Example: `expected.took("task-7", 340.0); expected.of("task-7")`"""
+    """Expected durations of attempts, by task.
+
+    Example: `expected.took("task-7", 340.0); expected.of("task-7")`
+    """
 
     def __init__(self) -> None:
         self._tasks: dict[str, float] = {}

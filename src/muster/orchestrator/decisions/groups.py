@@ -1,4 +1,4 @@
-"""What the scheduler decides about, and how it says what it decided. Law: data; only `Group` changes."""
+"""Groups, launches and decisions: what the scheduler decides about, and says. Law: data; only `Group` changes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Assembly:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """What to start now: new groups (to be recorded first) and launches, in order."""
+    """Admissions to start now: new groups (to be recorded first) and launches, in order."""
 
     groups: tuple[Group, ...] = ()
     launches: tuple[Launch, ...] = ()

@@ -18,7 +18,10 @@ from muster.types import Launch
 
 
 class LaunchQueue:
-    """Example: `line.add(launch, batch=3, submission=24, expected_s=180.0); line.pop()`"""
+    """Queue of launches that wait for a slot.
+
+    Example: `line.add(launch, batch=3, submission=24, expected_s=180.0); line.pop()`
+    """
 
     def __init__(self, order: Order) -> None:
         self._order: Order = order

@@ -20,7 +20,10 @@ from muster.types import ReadyGroup
 
 
 class ReadyPool:
-    """Example: `pool.add(group); pool.expire(step); groups = pool.take(8, oldest_open=3, open_groups=2)`."""
+    """Pool of complete groups that wait for a batch.
+
+    Example: `pool.add(group); pool.expire(step); groups = pool.take(8, oldest_open=3, open_groups=2)`.
+    """
 
     def __init__(self, *, policy: BatchPolicy, window_fraction: float, freshness: Freshness) -> None:
         self._policy: BatchPolicy = policy
@@ -47,7 +50,7 @@ class ReadyPool:
         self._oldest[group.submission] = oldest if oldest >= 0 else None
 
     def remove(self, group: ReadyGroup) -> None:
-        """It will not train."""
+        """Remove a group that will not train."""
         self._take(group.submission)
 
     def expire(self, step: int) -> list[tuple[ReadyGroup, StaleReason]]:

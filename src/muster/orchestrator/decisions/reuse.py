@@ -54,7 +54,7 @@ class _Kept:
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """What is known of one task, as long as the same grades it."""
+    """Attempts and successes of one task, as long as the same grades it."""
 
     grader: str
     recent: deque[bool]  # attempts, True: a success
@@ -67,7 +67,7 @@ class _Known:
 
 
 class ReuseStore:
-    """Which successes are kept, and which group is given one.
+    """Store of the successes that are kept for reuse; chooses the group that is given one.
 
     Example:
         store = ReuseStore(config, per_batch=64)
@@ -127,7 +127,7 @@ class ReuseStore:
         return chosen.trajectory
 
     def reason(self, group: ReadyGroup, step: int, freshness: Freshness) -> StaleReason | None:
-        """Why batch `step` may not train on what the group was given, now that the policy has moved; None if it may."""
+        """Reason why batch `step` may not train on the reused members, as the policy has moved; None if it may."""
         old = [member for member in group.members if member.id in group.reused]
         return None if self._near(oldest_version(old, default=step), step, freshness) else "diverged"
 
@@ -151,7 +151,7 @@ class ReuseStore:
         self._tasks.pop(task_id, None)
 
     def state(self) -> dict[str, Any]:
-        """What it learned, as plain JSON data: names of trajectories, which the journal holds."""
+        """State of what it learned, as plain JSON data: names of trajectories, which the journal holds."""
         tasks = {
             id: {
                 "grader": task.grader,

@@ -39,7 +39,7 @@ _REUSE = "replay"
 
 
 class TaskSource(Protocol):
-    """Where the next task comes from; `tasks.curriculum` is one."""
+    """Source of the next task; `tasks.curriculum` is one."""
 
     def next(self) -> Task: ...
 
@@ -47,7 +47,10 @@ class TaskSource(Protocol):
 
 
 class Scheduler:
-    """Example: `admission = scheduler.admit()`, run the launches, `scheduler.ended(trajectory, launch, now)`."""
+    """Scheduler of attempts, groups and batches.
+
+    Example: `admission = scheduler.admit()`, run the launches, `scheduler.ended(trajectory, launch, now)`.
+    """
 
     def __init__(
         self,
@@ -181,7 +184,7 @@ class Scheduler:
         self._suspects = dict(self._groups)
 
     def observe(self, statistics: Sequence[EngineStatistics], now: float) -> None:
-        """What the engines say of themselves: how many trajectories their cache can hold."""
+        """Take in what the engines say of themselves: how many trajectories their cache can hold."""
         self._concurrency.observe(statistics, live=len(self._live), now=now)
 
     def restore(
@@ -244,7 +247,7 @@ class Scheduler:
 
     @property
     def alarm(self) -> str | None:
-        """Why admission is stopped; None while all is well."""
+        """Reason why admission is stopped; None while all is well."""
         recent = self._recent
         if len(recent) < self._config.infra_alarm_window:
             return None
@@ -262,7 +265,7 @@ class Scheduler:
         return self._line.first(count)
 
     def state(self) -> dict[str, Any]:
-        """What it learned of tasks, as plain JSON data; groups and batches are in the journal."""
+        """State of what it learned of tasks, as plain JSON data; groups and batches are in the journal."""
         return {"expectation": self._expectation.state(), _REUSE: self._reuse.state()}
 
     def statistics(self) -> SchedulerStatistics:

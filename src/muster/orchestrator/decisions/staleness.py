@@ -24,7 +24,7 @@ StaleReason = Literal["too_stale", "diverged"]
 
 
 class Freshness:
-    """What may still be trained.
+    """Staleness limits: decides what may still be trained.
 
     max_lag: versions. max_divergence: nats (root-mean-square log-ratio), None for no limit by distance.
     odometer: that of the run so far, `drift.rebuilt(steps)` when it resumes.
@@ -45,11 +45,11 @@ class Freshness:
         self.odometer.moved(version, rms)
 
     def reason(self, members: Iterable[Trajectory], step: int) -> StaleReason | None:
-        """Why batch `step` may not train on `members`; None if it may."""
+        """Reason why batch `step` may not train on `members`; None if it may."""
         return self.verdict(oldest_version(members, default=step), step)
 
     def verdict(self, version: int, step: int) -> StaleReason | None:
-        """Why batch `step` may not train on tokens of `version`; None if it may."""
+        """Reason why batch `step` may not train on tokens of `version`; None if it may."""
         if step - version > self.max_lag:
             return "too_stale"
         if version >= step or self.max_divergence is None:

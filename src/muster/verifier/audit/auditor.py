@@ -34,8 +34,8 @@ _LOOK = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditPlan:
-    """What to try, and for how long. A hostile state may make a verifier hang, so it gets less time than honest ones:
-    `deadline_factor` times what the slowest honest verification took, and `deadline_floor_s` at least."""
+    """Plan of an audit: what to try, and for how long. A hostile state may make a verifier hang, so it gets less time
+    than honest ones: `deadline_factor` times what the slowest honest one took, and `deadline_floor_s` at least."""
 
     exploits: tuple[Exploit, ...] = field(default_factory=battery)
     verdict_files: bool = True
@@ -60,7 +60,10 @@ class _Target:
 
 
 class Auditor:
-    """Example: `audit = await Auditor(ScriptPlayer(pool, verifier, jobs=4), AuditPlan()).audit(task)`"""
+    """Auditor of tasks: plays probes and exploits, and judges what they won.
+
+    Example: `audit = await Auditor(ScriptPlayer(pool, verifier, jobs=4), AuditPlan()).audit(task)`
+    """
 
     def __init__(self, player: ScriptPlayer, plan: AuditPlan) -> None:
         self._player = player

@@ -25,7 +25,10 @@ _HEADER = re.compile(r"# kind: (?P<kind>[a-z_]+)\n# what: (?P<what>[^\n]+[.])\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exploit:
-    """Example: `Exploit(name="reward-file", kind="reward_channel", what="Writes the reward.", script="echo 1 > …")`"""
+    """Exploit that a verifier must stand.
+
+    Example: `Exploit(name="reward-file", kind="reward_channel", what="Writes the reward.", script="echo 1 > …")`
+    """
 
     name: str
     kind: str

@@ -32,7 +32,7 @@ _SETUP = 'cp -a /setup/. "$PWD"/ && { [ ! -f setup.sh ] || bash setup.sh; }'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What to do in one stage, in the agent's shell."""
+    """Script of one stage, in the agent's shell."""
 
     command: str
     timeout_s: float
@@ -42,7 +42,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """`outcomes` has one entry per repeat. `changed` are some of the paths that the script wrote or removed."""
+    """Played script. `outcomes` has one entry per repeat. `changed` are some of the paths that it wrote or removed."""
 
     outcomes: tuple[Outcome, ...]
     changed: tuple[str, ...] = ()
@@ -51,7 +51,9 @@ class Played:
 
 
 class ScriptPlayer:
-    """Example: `played = await ScriptPlayer(pool, verifier, jobs=4).play(task, pristine, script_of)`
+    """Player of scripts in sandboxes, whose final states a verifier grades.
+
+    Example: `played = await ScriptPlayer(pool, verifier, jobs=4).play(task, pristine, script_of)`
 
     At most `jobs` plays go on at once; others wait.
     """
@@ -141,7 +143,7 @@ class ScriptPlayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Left:
-    """What a stage left behind."""
+    """Remains of a stage."""
 
     state: Snapshot
     said: str

@@ -47,7 +47,7 @@ def named_paths(tests: Path, instruction: str, workdir: str) -> tuple[str, ...]:
 
 
 def answers(solved: Mapping[str, bytes], instruction: str) -> dict[str, str]:
-    """What the solution left in files that the instruction names, by path; lower case, without white space around."""
+    """Answers that the solution left in files the instruction names, by path; lower case, no white space around."""
     return {
         path: content.decode(errors="replace").strip().lower()
         for path, content in solved.items()
