@@ -1,4 +1,4 @@
-"""What a user may set about new weights: how they travel to the engines, in which form, and how they arrive."""
+"""Configuration of publications: how new weights travel to the engines, in which form, and how they arrive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Paced(BaseModel):
 
 
 class MemoryConfig(_Paced):
-    """Shared memory: engines on the trainer's machine map the file that it wrote."""
+    """Transport through shared memory: engines on the trainer's machine map the file that it wrote."""
 
     kind: Literal["memory"] = "memory"
     keep: int = Field(default=2, ge=2, description="versions that stay: the one before is there to go back to")
@@ -37,7 +37,7 @@ class _Chained(_Paced):
 
 
 class DirectConfig(_Chained):
-    """Over the network: the trainer's process serves, the machines of the engines fetch."""
+    """Transport over the network: the trainer's process serves, the machines of the engines fetch."""
 
     kind: Literal["direct"] = "direct"
     host: str = Field(default="127.0.0.1", description="address to listen at; engines elsewhere need one they reach")
@@ -48,7 +48,7 @@ class DirectConfig(_Chained):
 
 
 class CheckpointConfig(_Chained):
-    """Through storage that trainer and engines reach: a folder, or any URL that fsspec opens."""
+    """Transport through storage that trainer and engines reach: a folder, or any URL that fsspec opens."""
 
     kind: Literal["checkpoint"] = "checkpoint"
     location: str = Field(
@@ -67,7 +67,7 @@ TransportConfig = Annotated[
 
 
 class PublisherConfig(BaseModel):
-    """How new weights reach the engines."""
+    """Options of bringing new weights to the engines."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

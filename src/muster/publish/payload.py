@@ -1,4 +1,4 @@
-"""What a publication's file holds: all weights, what changed of them, or an adapter.
+"""Payload of a publication's file: all weights, what changed of them, or an adapter.
 
 Law: a file describes itself. Its header says form, version and digest, and what it builds on, so that a receiver needs
 its address alone.
@@ -55,7 +55,7 @@ def low_rank(arrays: Mapping[str, Array], version: Version, adapter: Adapter) ->
 def changed(
     positions: Array, values: Array, version: Version, *, base: Version, base_file: str, whole_bytes: int
 ) -> Payload:
-    """What changed since `base`, which lies in the same place as `base_file`. whole_bytes: of all weights."""
+    """Delta: what changed since `base`, which lies in the same place as `base_file`. whole_bytes: of all weights."""
     streams = pack(positions, values)
     said = describe(
         version,

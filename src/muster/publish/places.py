@@ -1,4 +1,4 @@
-"""Where published files lie: shared memory, the same behind a server, a folder, or storage that fsspec opens.
+"""Places of published files: shared memory, the same behind a server, a folder, or storage that fsspec opens.
 
 Law: an address is given out only for a file that is complete. Four places, one shape: write, remove, names.
 
@@ -20,7 +20,7 @@ from muster.transport.storage import Stored
 
 
 class Place(Protocol):
-    """It travels to the trainer's process, pickled, before it has written anything. All of it raises `OSError`."""
+    """Place of published files. It goes to the trainer's process, pickled and unused. All of it raises `OSError`."""
 
     def write(self, name: str, payload: Payload) -> str:
         """The address of the file. When it raises, nothing half-written has the name."""
@@ -74,7 +74,7 @@ class MemoryPlace:
 
 
 class ServedPlace:
-    """As `MemoryPlace`, behind a server of this process: the process that writes is the one that serves.
+    """A `MemoryPlace` behind a server of this process: the process that writes is the one that serves.
 
     The server listens as long as there is a file.
     """

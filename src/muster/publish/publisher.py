@@ -130,7 +130,7 @@ class Publisher:
         return True
 
     async def _stage(self, replica: Replica, publication: Publication) -> tuple[Staged, float]:
-        """What it cost, and how long it took with all its tries."""
+        """Stage at one replica: what it cost, and how long it took with all its tries."""
         began, limit = clock.now(), self._config.stage_timeout_s
         try:
             async with clock.timeout(limit):
@@ -215,8 +215,8 @@ def _difference(scores: Scores, canary: Canary) -> float:
 
 
 async def _on_each(replicas: Sequence[Replica], act: Callable[[Replica], Coroutine[Any, Any, _T]]) -> list[_T]:
-    """What each did, or an error that names all that failed, once all have ended: a retry must not meet what is still
-    under way.
+    """Act on each replica. Results, or an error that names all that failed, once all have ended: a retry must not meet
+    what is still under way.
     """
     ended = await asyncio.gather(*(act(r) for r in replicas), return_exceptions=True)
     results: list[_T] = []

@@ -37,7 +37,7 @@ def fresh(shapes: Mapping[str, tuple[int, ...]], config: AdapterConfig, seed: in
 
 
 def peft_name(name: str) -> str:
-    """What PEFT's files call a low-rank matrix.
+    """Name of a low-rank matrix in PEFT's files.
 
     Example: `peft_name("model.layers.0.mlp.up_proj.weight.lora_A")` is
     `"base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"`

@@ -42,7 +42,7 @@ _ADAPTER = "adapter_model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
-    """What is not a tensor. `random` is a numpy bit generator's state; `fingerprint` the trainer's configuration."""
+    """State that is no tensor. `random` is a numpy bit generator's state; `fingerprint` the trainer's configuration."""
 
     updates: int
     version: int
@@ -112,7 +112,7 @@ def as_model(directory: Path, model: Path, target: Path) -> Path:
 
 
 def _trained(directory: Path, config: LlamaConfig, masters: Masters, counters: CheckpointState) -> dict[str, Tensor]:
-    """What a checkpoint holds for each of `masters.trained`."""
+    """Load what a checkpoint holds for each of `masters.trained`."""
     base = None if masters.adapter is None else masters.adapter.base
     if (base is None) != (counters.base is None):
         holds, do = ("whole weights", "remove") if counters.base is None else ("an adapter", "set")

@@ -1,4 +1,4 @@
-"""What a user may choose about training: objective, baseline, correction, adapter, and the optimiser's numbers.
+"""Configuration of training: objective, baseline, correction, adapter, and the optimiser's numbers.
 
 Law: frozen, validated once, unknown keys forbidden. What each choice computes, and its source, stands where it is
 computed: `loss.py`, `advantage.py`, `correction.py`, `adapter.py`.
@@ -76,7 +76,7 @@ LossConfig = Annotated[PPO | GRPO | DrGRPO | DAPO | CISPO | GSPO, Field(discrimi
 
 
 class AdvantageConfig(BaseModel):
-    """Which baseline and which scale."""
+    """Options of the baseline and the scale of advantages."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -154,7 +154,7 @@ CorrectionConfig = Annotated[
 
 
 class DivergenceLimit(BaseModel):
-    """What to do with a sequence that has moved too far, measured exactly, at train time.
+    """Limit of a sequence's divergence, measured exactly, at train time, and what to do with one beyond it.
 
     A mean per token: a limit on the ratio of a whole sequence would refuse long ones for being long.
     """
@@ -173,7 +173,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 class AdapterConfig(BaseModel):
-    """Which matrices get an adapter, and how large it is.
+    """Options of an adapter: the matrices that get one, and how large it is.
 
     Example: `AdapterConfig(rank=8, alpha=16, targets=("q_proj", "v_proj"))`
     """

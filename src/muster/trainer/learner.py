@@ -31,7 +31,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What one optimiser update did. grad_norm is before clipping."""
+    """Result of one optimiser update. grad_norm is before clipping."""
 
     grad_norm: float
     lr: float

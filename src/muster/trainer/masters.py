@@ -1,4 +1,4 @@
-"""What training moves, in fp32, and the weights that follow from it.
+"""Master weights: what training moves, in fp32, and the weights that follow from it.
 
 Law: a weight is trained itself, or frozen, or frozen with a low-rank change that is trained. What it is worth now is
 asked here and nowhere else, and comes out of the sum that an engine's machine makes, bit for bit: the policy that is

@@ -1,4 +1,4 @@
-"""What was scored under the present weights: log-probabilities that a step need not compute again.
+"""Measured log-probabilities: scored under the present weights, so that a step need not compute them again.
 
     measure(groups) ─► items ─┬─ known ──────────────────────────┬─► Divergence of each trajectory
                               └─ missing ─forward pass─► keep() ─┘

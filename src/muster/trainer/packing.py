@@ -1,4 +1,4 @@
-"""Which tokens to compute once, which row they go in, and who may see whom.
+"""Packing: the tokens to compute once, the row they go in, and who may see whom.
 
 Law: pure. A token whose whole past is shared is computed once. Siblings share their prompt, so a group is a prefix
 tree; a tree is laid out as a trunk (what all share) and branches (bundles of continuations, each again a small

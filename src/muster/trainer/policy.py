@@ -63,7 +63,7 @@ def row_loss(
 
 @dataclass(slots=True, kw_only=True)
 class StepTally:
-    """What a step did, gathered over its rows. `version` is the policy version of the weights before the step."""
+    """Tally of a step, gathered over its rows. `version` is the policy version of the weights before the step."""
 
     version: int
     rows: list[tuple[PackedRow, RowLoss]] = field(default_factory=list[tuple[PackedRow, RowLoss]])

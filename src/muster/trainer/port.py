@@ -22,7 +22,7 @@ from muster.types import Batch, Floats, Ints, Publication, ReadyGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """How far the trainer's policy is from the one that sampled a trajectory: exact, on its own sampled tokens.
+    """Divergence of the trainer's policy from the one that sampled a trajectory: exact, on its own sampled tokens.
 
     Means per token, so that a long trajectory is not over a limit for being long: `k3` estimates the KL in nats;
     `rms` is the root-mean-square log-ratio, the unit of the drift odometer.
@@ -36,7 +36,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one optimiser step did.
+    """Result of one optimiser step.
 
     `metrics` holds plain floats: loss, grad_norm, lr, k1, k3, m2, ess, clip_fraction, dropped_fraction,
     mean_abs_logprob_difference, trained_tokens, forward_tokens, forward_s, optimizer_s, updates; and drift_m2 and
@@ -51,7 +51,7 @@ class StepResult:
 
 
 class Exporter(Protocol):
-    """How weights leave the trainer: a transport of `muster.publish`. It travels to the trainer's process, pickled."""
+    """Exporter of trained weights: a transport of `muster.publish`. It travels to the trainer's process, pickled."""
 
     def export(
         self,
@@ -70,7 +70,7 @@ class Exporter(Protocol):
 
 
 class Trainer(Protocol):
-    """Errors: `TrainerError` with its cause; it stops the run."""
+    """Port of the trainer. Errors: `TrainerError` with its cause; it stops the run."""
 
     async def step(self, batch: Batch) -> StepResult: ...
 

@@ -1,4 +1,4 @@
-"""How published weights travel to the machine of an engine, both ends of it. No torch.
+"""Transport of published weights to the machine of an engine, both ends of it. No torch.
 
     trainer's process                                      the machine of an engine
     publish.* ─► delta, tensors, adapter ─► files, serve ══► fetch, pace ─► Receiver ─► one whole local file

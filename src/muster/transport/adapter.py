@@ -1,4 +1,4 @@
-"""What an adapter makes of the base it belongs to: the same bits on every machine.
+"""Merging of an adapter into the base it belongs to: the same bits on every machine.
 
 Law: plain numpy, one rounding for every product and every sum, in the order of the rank. No matrix product: a BLAS
 sums in an order of its own, fuses multiply and add, and so rounds differently from machine to machine. Trainer and
@@ -30,7 +30,7 @@ _BLOCK = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """How low-rank matrices are merged. base: digest of the base's weights in the serving dtype."""
+    """Adapter: low-rank matrices, and how to merge them. base: digest of the base's weights in the serving dtype."""
 
     base: str
     scale: float

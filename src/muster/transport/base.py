@@ -23,7 +23,10 @@ from muster.types import Version
 
 
 class BaseWeights:
-    """Example: `BaseWeights(model_folder).merged_into(path, low_rank, scale=2.0, version=v3, dtype="bfloat16")`"""
+    """Base weights of a model folder, and adapters merged into them.
+
+    Example: `BaseWeights(model_folder).merged_into(path, low_rank, scale=2.0, version=v3, dtype="bfloat16")`
+    """
 
     def __init__(self, path: Path | None) -> None:
         """path: of the model file or folder; None: the engine names none."""

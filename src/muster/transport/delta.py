@@ -1,4 +1,4 @@
-"""What changed from one version to the next: positions and new values, compressed.
+"""Delta of one version to the next: changed positions and their new values, compressed.
 
 Law: `apply(old, encode(old, new))` has the bits of `new`, whatever they mean as numbers. Values travel, not
 differences: applied twice they give the same, and nothing adds up along a chain.

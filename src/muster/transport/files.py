@@ -43,7 +43,7 @@ def whole_file(path: Path) -> Generator[BinaryIO]:
 
 
 def file_prefix(label: str, pid: int | None = None) -> str:
-    """How the names of all files of one owner begin, or of all owners of a label."""
+    """Prefix of the names of all files of one owner, or of all owners of a label."""
     stem = f"{PREFIX}{_plain(label)}-"
     return stem if pid is None else f"{stem}{pid}-v"
 

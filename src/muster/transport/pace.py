@@ -19,7 +19,7 @@ _CHUNKS_PER_S = 10  # under a cap: short sleeps, so that what stops a copy is se
 
 
 class TokenBucket:
-    """Bytes that may pass now. Pure: the caller brings the time.
+    """Token bucket: bytes that may pass now. Pure: the caller brings the time.
 
     Example: `TokenBucket(1e6, depth_bytes=1e5, now=0.0).take(2e5, now=0.0)` is 0.1: wait so many seconds.
     """

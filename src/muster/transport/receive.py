@@ -205,7 +205,7 @@ class Receiver:
         )
 
     def _doubt(self, dtype: str) -> None:
-        """What was here may have been changed by others since: what is not proven now is not built on again."""
+        """Forget what others may have changed since: what is not proven now is not built on again."""
         self._base.forget()
         if self._held is not None and not (self._held.version and self._held.proves(self._held.version, dtype)):
             self._held = None

@@ -27,7 +27,7 @@ _STALL_TIMEOUT_S = 30.0  # a receiver that takes nothing for so long is dropped
 
 
 class FileServer:
-    """Listens from the start. Raises `OSError` when the address is taken.
+    """Server of files, which listens from the start. Raises `OSError` when the address is taken.
 
     Example: `server = FileServer("127.0.0.1", 0); url = server.offer("w1", Path("/dev/shm/w1")); ...; server.close()`
     """

@@ -52,7 +52,7 @@ class Stored:
 
     @contextlib.contextmanager
     def writing(self) -> Generator[BinaryIO]:
-        """What ends in an error is removed: many a package closes a file then, and so keeps half of it."""
+        """File to write, removed if that ends in an error: many a package closes it then, and so keeps half of it."""
         try:
             with _answering(self.url):
                 storage, path = fsspec.url_to_fs(self.url)
@@ -122,7 +122,7 @@ def _answering(url: str) -> Generator[None]:
 
 
 def _told(error: Exception, url: str) -> str:
-    """What it says of itself, and what it is where that alone says little: a path, a key, nothing."""
+    """Message of an error, and its kind where that alone says little: a path, a key, nothing."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     parts = urlsplit(url)
     for secret in filter(None, (parts.password, parts.query)):

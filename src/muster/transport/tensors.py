@@ -43,7 +43,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a file says of itself. The data begin at `data_at`; the file is `size_bytes` long."""
+    """Header of a file: its entries and metadata. The data begin at `data_at`; the file is `size_bytes` long."""
 
     metadata: Mapping[str, str]
     entries: Mapping[str, TensorEntry]
@@ -64,7 +64,7 @@ def describe(version: Version, form: str = "whole", **more: str) -> dict[str, st
 
 
 def encode_header(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
-    """What stands before the data of `arrays`."""
+    """Encode what stands before the data of `arrays`."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, array in arrays.items():

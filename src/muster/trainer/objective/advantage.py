@@ -1,4 +1,4 @@
-"""How much better than its siblings an attempt was.
+"""Advantage of an attempt over its siblings.
 
 Law: pure. A baseline is taken over the graded members of one group and nothing else, so that neither another
 task's difficulty nor an attempt that infrastructure lost can move it. A trajectory counts once, however many

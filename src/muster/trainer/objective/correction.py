@@ -54,7 +54,7 @@ class Corrected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnostics:
-    """How far two policies are apart on n sampled tokens, r = new / old.
+    """Divergence of two policies on n sampled tokens, r = new / old.
 
     k1 = mean(-log r) and k3 = mean(r - 1 - log r) estimate KL(old | new), k3 without negative values
     (Schulman 2020); m2 = mean (log r)^2; chi2 = mean r^2 - 1; ess = (sum r)^2 / (n sum r^2), 1 when equal.

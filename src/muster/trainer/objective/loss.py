@@ -83,7 +83,7 @@ def aggregation(kept_N: Bools, sequence_N: Ints, config: LossConfig) -> tuple[Fl
 
 
 def denominator(counts_S: npt.NDArray[Any] | Sequence[int], config: LossConfig) -> float:
-    """What sequences with these numbers of unmasked tokens add to the denominator.
+    """Amount that sequences with these numbers of unmasked tokens add to the denominator.
 
     Also for sequences that the trainer skips because their advantage is 0: their gradient is 0, their weight is not.
     """

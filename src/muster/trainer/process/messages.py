@@ -1,4 +1,4 @@
-"""What the trainer's process and its parent say to each other.
+"""Messages between the trainer's process and its parent.
 
 Law: plain picklable data between two ends of one private socket pair; no torch. Exceptions cross with their evidence.
 
@@ -40,7 +40,7 @@ class TrainerCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerReply:
-    """What the call returned, or the error it raised."""
+    """Reply to a call: what it returned, or the error it raised."""
 
     id: int
     value: Any = None
