@@ -22,7 +22,10 @@ from muster.types import Evaluation, Graded, Launch, Outcome, Task, Trajectory, 
 
 
 class Evaluator:
-    """Example: `evaluation = await Evaluator(...)(step=20)`."""
+    """Evaluation on held-out tasks.
+
+    Example: `evaluation = await Evaluator(...)(step=20)`.
+    """
 
     def __init__(
         self,

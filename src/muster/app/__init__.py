@@ -1,1 +1,1 @@
-"""Where a run is put together: the only place that picks adapters, and the command line over it."""
+"""Composition of a run: the only place that picks adapters, and the command line over it."""

@@ -38,7 +38,7 @@ from muster.verifier.config import VerifierConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOptions:
-    """What a user asks for. Raises `UserError` for what does not go together."""
+    """Options of an audit. Raises `UserError` for what does not go together."""
 
     only: tuple[str, ...] = ()  # task ids; empty: all
     exploits: tuple[str, ...] = ()  # empty: the whole battery

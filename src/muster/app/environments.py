@@ -27,7 +27,7 @@ from muster.verifier.script import ScriptVerifier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Where agents act, and what grades them."""
+    """Environment of attempts: the sandboxes that agents act in, and what grades them."""
 
     pool: Pool
     verifier: Verifier

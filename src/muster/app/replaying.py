@@ -1,4 +1,4 @@
-"""What `muster replay` does: finds a trajectory and its task in a run, plays it again, says what is the same.
+"""Replay of a trajectory, `muster replay`: finds it and its task in a run, plays it again, says what is the same.
 
     run's journal ─► trajectory, configuration ─► task ─► sandboxes, verifier ─► Replayer ─► terminal, JSON
 

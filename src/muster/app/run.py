@@ -183,7 +183,7 @@ class _Place:
 
 
 def _config_of(directory: Path) -> RunConfig:
-    """As the run's journal holds it; `config.toml` is for people."""
+    """Configuration as the run's journal holds it; `config.toml` is for people."""
     with Journal.open(directory / FILE_NAME) as journal:
         return validate(journal.meta()["config"], source=str(directory / FILE_NAME))
 
@@ -273,7 +273,7 @@ def _plain_errors() -> Generator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Built:
-    """What training and evaluation share."""
+    """Parts that training and evaluation share."""
 
     engines: tuple[Replica, ...]
     fleet: Fleet

@@ -34,7 +34,7 @@ ENDED_WITH_ITS_PROCESS = ("stopped", "interrupted")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a set of trajectories looks like. Lengths in sampled tokens; None when the set is empty.
+    """Profile of a set of trajectories. Lengths in sampled tokens; None when the set is empty.
 
     Tool time and solve rate are those of the graded ones.
     """
@@ -48,7 +48,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """`chosen` against `dispatched`. `step` is None for the whole run."""
+    """Selection: `chosen` against `dispatched`. `step` is None for the whole run."""
 
     step: int | None
     chosen: Profile
@@ -62,7 +62,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bias:
-    """`inclusion`: share trained per decile of length, shortest first; empty with fewer than ten trajectories.
+    """Bias ledger. `inclusion`: share trained per decile of length, shortest first; empty below ten trajectories.
 
     Discarded work: groups and trajectories by reason, and the sampled tokens they had cost. Tokens up to a keep point
     count once, with the attempt that went on from there.
@@ -131,7 +131,7 @@ def _graded(trajectory: TrajectoryRow, spans: Mapping[str, Sequence[SpanRow]]) -
 
 
 def _cancelled(drops: Iterable[DropRow], graded: Iterable[TrajectoryRow], record: Record) -> Iterator[_Work]:
-    """What was given up with its group, at the length that it is taken to have had."""
+    """Work that was given up with its group, at the length that it is taken to have had."""
     lengths_N = np.sort([t.sampled_tokens for t in graded])
     means_N = np.cumsum(lengths_N[::-1])[::-1] / np.arange(len(lengths_N), 0, -1)  # from each one on
     for drop in drops:

@@ -57,7 +57,7 @@ class BatchTime:
 
     @property
     def trainer_wait_s(self) -> float:
-        """What the trainer felt: seconds from when it was free until the batch was ready."""
+        """Time that the trainer waited: seconds from when it was free until the batch was ready."""
         return max(0.0, self.ready_at - self.trainer_free_at)
 
     @property
@@ -137,7 +137,7 @@ def _last_ended(group: GroupRow, trajectories: Iterable[TrajectoryRow]) -> Traje
 
 
 def _line(group: GroupRow, groups: Mapping[str, GroupRow]) -> tuple[float, float]:
-    """When the first group of the line was admitted, and when `group` was. Of a predecessor that is not among
+    """Times at which the first group of the line was admitted, and `group` was. Of a predecessor that is not among
     `groups`, and so ended before the batch opened, the first is taken to be that old.
     """
     first = group

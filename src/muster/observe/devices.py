@@ -40,7 +40,7 @@ Strip = tuple[Labelled[DeviceState], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLedger:
-    """`strips`: device -> pieces that tile every session. `mean_running`: requests running in a busy engine."""
+    """Device ledger. `strips`: device -> pieces that tile every session. `mean_running`: requests in a busy engine."""
 
     strips: Mapping[str, Strip]
     mean_running: float | None
@@ -132,7 +132,7 @@ def _merged(pieces: Iterable[Labelled[DeviceState]]) -> Strip:
 
 
 def _environments_busy(record: Record) -> list[Interval]:
-    """When at least one live trajectory was in a sandbox or with a verifier.
+    """Intervals in which at least one live trajectory was in a sandbox or with a verifier.
 
     A trajectory's spans are known when it ends. One that has not ended counts from its launch on: while an engine
     idles, it is not in the engine.

@@ -1,4 +1,4 @@
-"""How old the trained tokens were, and how far the policy had moved: per batch, from the tokens themselves.
+"""Staleness of the trained tokens, and drift of the policy meanwhile: per batch, from the tokens themselves.
 
     tokens ─ lag, in versions ─► distance, by the drift odometer ─ or, exactly ─► what the trainer measured
 

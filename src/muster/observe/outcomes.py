@@ -131,7 +131,7 @@ def group_counts(record: Record) -> Groups:
 
 
 def accounting(journal: Journal) -> Accounting:
-    """What became of every trajectory: run it after a kill and a resume; `clean` must hold."""
+    """Account of every trajectory: run it after a kill and a resume; `clean` must hold."""
     return account(read(journal))
 
 

@@ -68,7 +68,7 @@ def bench_lag(
     json_file: JsonOption = None,
     check: CheckOption = False,
 ) -> None:
-    """How old trained tokens are: what a closed form predicts, beside the simulated scheduler and loops."""
+    """Age of trained tokens: what a closed form predicts, beside the simulated scheduler and loops."""
     from muster.lab.bench.lag import run_lag_bench
 
     result = run_lag_bench(out.print, seed=seed)
@@ -83,7 +83,7 @@ def bench_selection(
     json_file: JsonOption = None,
     check: CheckOption = False,
 ) -> None:
-    """Which lengths four batch policies train, and whether the bias ledger says so."""
+    """Lengths that four batch policies train, and whether the bias ledger says so."""
     from muster.lab.bench.selection import run_selection_bench
 
     result = run_selection_bench(out.print, repetitions=repetitions, seed=seed)
@@ -105,7 +105,7 @@ def bench_routing(
     json_file: JsonOption = None,
     check: CheckOption = False,
 ) -> None:
-    """Where turns go: hit rate and time to a batch of four routing policies, on the same work."""
+    """Routing of turns: hit rate and time to a batch of four routing policies, on the same work."""
     from muster.lab.bench.routing.real import engine_of, run_real_routing_bench
     from muster.lab.bench.routing.virtual import run_routing_bench
 

@@ -1,4 +1,4 @@
-"""What can be said before and beside a run: audit, simulation, plan, doctor. Law: as the package's."""
+"""Commands before and beside a run: audit, simulation, plan, doctor. Law: as the package's."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchSeen:
-    """What torch is like here. `problem`: why it cannot be imported; the rest is then empty.
+    """State of torch on this machine. `problem`: why it cannot be imported; the rest is then empty.
 
     bf16_speedup: time of an fp32 matrix product over that of the same in bf16, on the CPU.
     """
@@ -71,7 +71,7 @@ def system(name: str, release: str, python: tuple[int, int, int], cores: int) ->
 
 
 def user(*, root: bool, exact_quota: bool) -> Check:
-    """What an ordinary user's sandboxes lack whatever the cgroups allow."""
+    """Check of the user: what an ordinary one's sandboxes lack whatever the cgroups allow."""
     if root:
         return _ok("user", "root: sandboxes have users of their own, and disk quotas can be exact")
     if exact_quota:

@@ -1,1 +1,1 @@
-"""What no scheduler could beat: lower bounds on the time to a trainable batch, and fits to a run."""
+"""Lower bounds on the time to a trainable batch, which no scheduler could beat, and fits to a run."""

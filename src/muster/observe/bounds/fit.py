@@ -71,7 +71,7 @@ def cohort_of(members: Sequence[TrajectoryRow], spans: Spans) -> Cohort:
 
 
 def fit_capacity(trajectories: Iterable[TrajectoryRow], spans: Spans, config: Mapping[str, Any]) -> Capacity:
-    """What the run reached and was given. Unknown fields stay None."""
+    """Fit the capacity that the run reached and was given. Unknown fields stay None."""
     rows = list(trajectories)
     decode = [(t.sampled_tokens, _seconds(spans.get(t.id, ()), Stage.DECODE)) for t in rows]
     stream = [tokens / duration for tokens, duration in decode if tokens and duration > 0]

@@ -76,7 +76,7 @@ class Cohort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What there is to work with; None: unknown. Rates are tokens per second, all engines together."""
+    """Capacity of a run or world; None: unknown. Rates are tokens per second, all engines together."""
 
     stream_decode_rate: float | None = None  # r1
     decode_rate: float | None = None  # R
@@ -96,7 +96,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """`seconds` by bound's name; `unknown` names those that could not be computed."""
+    """Lower bounds: `seconds` by name; `unknown` names those that could not be computed."""
 
     seconds: Mapping[str, float]
     unknown: tuple[str, ...]
@@ -153,7 +153,7 @@ def _known(bounds: Mapping[str, float | None]) -> Bounds:
 
 
 def _shares(cohort: Cohort, capacity: Capacity, work: EngineWork | None) -> dict[str, float | None]:
-    """What a batch takes of each kind of machine, in seconds of all of that kind."""
+    """Share of each kind of machine that a batch takes, in seconds of all of that kind."""
     held_N = _whole(cohort, capacity, work.alone_s_N if work else _thinking(cohort, capacity))
     return {
         "engine": work.share_s if work else _engine(cohort, capacity),

@@ -50,7 +50,7 @@ _HALVINGS = 60
 
 @dataclass(frozen=True)
 class EngineWork:
-    """What `turns` of `count` trajectories ask of `replicas` servers of one kind.
+    """Work that `turns` of `count` trajectories ask of `replicas` servers of one kind.
 
     Example: `EngineWork(turns, count=256, server=preset("h100x2-qwen-32b"), replicas=8).busy_s`
     """

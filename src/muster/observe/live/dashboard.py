@@ -24,7 +24,9 @@ from muster.orchestrator.status import RunStatus
 
 
 class Dashboard:
-    """Example: `with Dashboard() as view: view.update(status, journal)`, about twice a second.
+    """Live view of a run on a terminal.
+
+    Example: `with Dashboard() as view: view.update(status, journal)`, about twice a second.
 
     On a console that is no terminal it prints what `PlainLog` prints.
     """

@@ -1,4 +1,4 @@
-"""What the live view knows of the past: read from the journal piece by piece, each row once.
+"""History of a run for the live view: read from the journal piece by piece, each row once.
 
 Law: a refresh costs what is new, not what has happened; a batch is decomposed once. Reads that have no index to
 follow (outcomes, evaluations) are rare, and rarer as they grow slower: they never take more than `SLOW_SHARE`.
@@ -34,7 +34,10 @@ SERIES = ("reward", "lag_max", "lag_mean", "groups_no_gradient")
 
 
 class History:
-    """Example: `history.refresh(journal, clock.now(), ("engine0", "trainer"))`, then read its attributes."""
+    """History of a run, kept up to date by each refresh.
+
+    Example: `history.refresh(journal, clock.now(), ("engine0", "trainer"))`, then read its attributes.
+    """
 
     def __init__(self) -> None:
         self.series: dict[str, list[tuple[int, float]]] = {name: [] for name in SERIES}

@@ -1,4 +1,4 @@
-"""What the figures show, before any medium: `charts` draws it as SVG for the page, `timeline` as PNG.
+"""Data of the figures, before any medium: `charts` draws it as SVG for the page, `timeline` as PNG.
 
 learning   reward of each step; pass rate of each evaluation with its interval
 causes     seconds by cause, a bar for each batch

@@ -41,7 +41,7 @@ REMEDIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """`saves_s` is an upper bound: the whole of what the change could remove. None: nothing pays."""
+    """Advice. `saves_s` is an upper bound: the whole of what the change could remove. None: nothing pays."""
 
     sentence: str
     saves_s: float | None = None
@@ -69,7 +69,7 @@ def advise(report: Report) -> Advice:
 
 
 def alarms(report: Report) -> tuple[str, ...]:
-    """What a reader must know before believing the figures; empty when all is well."""
+    """Alarms that a reader must know before believing the figures; empty when all is well."""
     found: list[str] = []
     train, groups = report.train, report.groups
     infra, unknown = train.share(Verdict.INFRA), train.share(Verdict.UNKNOWN)
@@ -135,7 +135,7 @@ def _accounting_alarms(report: Report) -> list[str]:
 
 
 def _overlap(report: Report) -> tuple[float, str]:
-    """What an asynchronous run could hide: engines without work while the trainer trains."""
+    """Gain of an asynchronous run: it could hide engines without work while the trainer trains."""
     idle_s = idle_while(report.devices, frozenset({DeviceState.TRAIN}))
     synchronous = all(f.lag_max <= 0 for f in report.freshness)
     saves_s = min(idle_s, report.trainer_wait_s) if synchronous else 0.0
@@ -143,7 +143,7 @@ def _overlap(report: Report) -> tuple[float, str]:
 
 
 def _holding(report: Report) -> str:
-    """What holds the batches, in a sentence, where bounds are known."""
+    """Sentence on what holds the batches, where bounds are known."""
     active = [max(b, key=lambda n: b[n]) for b in report.bounds.values() if b]
     if not active:
         return ""

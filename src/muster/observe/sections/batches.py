@@ -123,7 +123,7 @@ def freshness(report: Report) -> Section:
 
 
 def _in_seconds(report: Report) -> str:
-    """How old the policy was, mean over the steps that measured it."""
+    """Sentence on the age of the policy, mean over the steps that measured it."""
     sampled, trained = ([v for _, v in report.series.get(n, ())] for n in ("sampled_age_s", "trained_age_s"))
     if not sampled or not trained:
         return ""
@@ -132,7 +132,7 @@ def _in_seconds(report: Report) -> str:
 
 
 def _refused(report: Report) -> str:
-    """What was dropped for its age, by reason."""
+    """Sentence on what was dropped for its age, by reason."""
     dropped = report.groups.dropped
     stale, diverged = dropped.get("too_stale", 0), dropped.get("diverged", 0)
     text = f"{words.plural(stale, 'group')} dropped as too stale"

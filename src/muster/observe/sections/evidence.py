@@ -1,4 +1,4 @@
-"""What an outcome rests on, in one line for a table or in a few lines for a reader. Law: pure; reads any evidence.
+"""Evidence of an outcome, in one line for a table or in a few lines for a reader. Law: pure; reads any evidence.
 
 runs on the final state, control run ─► "final: missing, missing; control: reward 0"
 errors, counters, touched paths      ─► as said

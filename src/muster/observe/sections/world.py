@@ -112,7 +112,7 @@ def publication(report: Report) -> Section:
 
 
 def _commits(records: Sequence[PublicationRecord]) -> Table:
-    """What was checked at each commit, and what it did to requests in flight."""
+    """Table of the checks at each commit, and of what it did to requests in flight."""
     canaries = [p.canary_difference for p in records if p.canary_difference is not None]
     counts = {
         "held": sum(p.held for p in records),
