@@ -1,1 +1,1 @@
-"""What no run needs: emulated servers, simulated worlds, plans, benchmarks."""
+"""Laboratory, which no run needs: emulated servers, simulated worlds, plans, benchmarks."""

@@ -1,4 +1,4 @@
-"""What a benchmark found: rows of figures, and targets that are met or missed.
+"""Result of a benchmark: rows of figures, and targets that are met or missed.
 
 Law: a target compares a measured value with a threshold that was written down before. Absolute speeds depend on
 the machine and its neighbours, so targets are ratios of two sides measured in the same run.
@@ -19,7 +19,10 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {">=": operator.ge, "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Example: `Target(name="speedup_32", value=2.1, operator=">=", threshold=1.9).met`"""
+    """Target of a benchmark: a measured value and its threshold.
+
+    Example: `Target(name="speedup_32", value=2.1, operator=">=", threshold=1.9).met`
+    """
 
     name: str
     value: float
@@ -38,7 +41,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """Rows share their keys, which are the table's columns."""
+    """Result of a benchmark. Rows share their keys, which are the table's columns."""
 
     name: str
     rows: Sequence[Mapping[str, Value]]

@@ -163,13 +163,13 @@ def tail_of(setting: Setting, lengths_NG: Floats) -> float:
 
 
 def _starts(setting: Setting, lengths_NG: Floats) -> Floats:
-    """When each sibling starts after the first: a slot comes free every l/C."""
+    """Start of each sibling after the first: a slot comes free every l/C."""
     return np.arange(setting.group_size) * lengths_NG.mean() / setting.live
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """What one batch showed."""
+    """Measurements of one batch."""
 
     oldest: float
     mean_token: float

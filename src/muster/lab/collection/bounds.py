@@ -1,4 +1,4 @@
-"""What no scheduler could beat in a declared world: its programs held against its fleet and its sandboxes.
+"""Lower bounds in a declared world, which no scheduler could beat: its programs against its fleet and its sandboxes.
 
     world, programs ─► Cohort (work, perfect prefix reuse) + Capacity (rates of an undisturbed engine) ─► Bounds
 
@@ -76,7 +76,7 @@ def _turns(program: Program) -> list[tuple[int, int, float]]:
 
 
 def _observed_tokens(program: Program) -> int:
-    """What the last command shows is never computed."""
+    """Number of observed tokens. What the last command shows is never computed."""
     return sum(turn.observation_tokens for turn in program.turns[:-1])
 
 

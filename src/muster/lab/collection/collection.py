@@ -87,7 +87,7 @@ class SandboxWorld(BaseModel):
 
 
 class TrainingWorld(BaseModel):
-    """What happens beside collecting. One step at fixed weights is a single batch, and its time."""
+    """Training beside collecting. One step at fixed weights is a single batch, and its time."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -154,7 +154,7 @@ def _fields(model: BaseModel) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What a collection left behind. `journal` is in memory: close it when it was read.
+    """Remains of a collection. `journal` is in memory: close it when it was read.
 
     engines: each replica's counters at the end. booting_s, stopping_s: sandbox seconds spent on these, in a slot.
     sampled: tokens by launch, those of cancelled attempts included. plan: the programs of a group, by its number.
@@ -172,7 +172,7 @@ class Collected:
     plan: Plan
 
     def program(self, task_id: str, sibling: int) -> Program:
-        """What an attempt at a task of this run plays."""
+        """Program that an attempt at a task of this run plays."""
         return self.plan(number_of(task_id))[sibling]
 
     @property
@@ -320,7 +320,7 @@ class Playing(Attempts, Protocol):
 def parts(
     world: CollectionWorld, journal: Journal, attempts: Playing, replicas: Sequence[Replica], tasks: NumberedTasks
 ) -> Parts:
-    """What an orchestrator drives in such a world; attempts, replicas and tasks may be real ones."""
+    """Parts that an orchestrator drives in such a world; attempts, replicas and tasks may be real ones."""
     training = world.training
     trainer = FakeTrainer(
         FakeTrainerConfig(
@@ -396,7 +396,7 @@ def loop(training: TrainingWorld) -> LoopConfig:
 
 
 def _config(world: CollectionWorld) -> dict[str, Any]:
-    """What a report and a fit read of a run's configuration, under the names of a real one."""
+    """Run configuration as far as a report and a fit read it, under the names of a real one."""
     engine = world.fleet.config()
     return {
         "schedule": world.schedule.model_dump(mode="json"),

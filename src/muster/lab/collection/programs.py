@@ -42,7 +42,7 @@ _BLOCK_TOKENS = 16
 
 
 class Mishaps(BaseModel):
-    """How many attempts infrastructure loses, and where.
+    """Mishaps: the share of attempts that infrastructure loses, and where.
 
     The four kinds' weights are an assumption: no public figure splits failures like this.
     """
@@ -56,7 +56,7 @@ class Mishaps(BaseModel):
     verifier: float = Field(default=0.1, ge=0, description="weight: the verifier cannot be run")
 
     def of(self, program: Program, attempt: int) -> tuple[Mishap, int] | None:
-        """What befalls the program's `attempt`-th attempt, and in which turn; None: nothing."""
+        """Mishap of the program's `attempt`-th attempt, and its turn; None: nothing befalls it."""
         if not self.rate:
             return None
         rng = np.random.default_rng([program.seed, attempt])
@@ -76,7 +76,7 @@ def token_ids(seed: int, start: int, count: int) -> Ints:
 
 
 class Texts:
-    """What each live session says and sees from its first token to its last; the policy of emulated replicas that
+    """Texts that each live session says and sees from its first token to its last; the policy of emulated replicas that
     are to say it. Slices of one array a session: an emulated cache compares such prompts without reading them.
     """
 
@@ -219,7 +219,7 @@ def _split(part: Completion, context: _Context) -> Completion:
 
 @dataclass(slots=True, kw_only=True)
 class _Attempt:
-    """What is known of an attempt so far; kept when it fails halfway."""
+    """State of an attempt so far; kept when it fails halfway."""
 
     launch: Launch
     program: Program

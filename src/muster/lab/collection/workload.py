@@ -1,4 +1,4 @@
-"""What a batch consists of: programs that are played, so that every arm of a comparison does the same work.
+"""Workload of a batch: programs that are played, so that every arm of a comparison does the same work.
 
     WorkloadConfig, seed, group number ─► one Program a sibling: turns of (reply tokens, command seconds, observation)
 

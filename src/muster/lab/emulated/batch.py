@@ -1,4 +1,4 @@
-"""Who is in the batch, and the memory they hold. Pure.
+"""Running batch of an emulated engine: its requests, and the memory they hold. Pure.
 
 Law: a block is counted once: in the prefix cache, or as some request's own. A request's own blocks are what its
 sequence and its next token need beyond the path that it has locked in the cache. Together they never exceed the
@@ -24,7 +24,7 @@ Chunk = tuple[Request, int]
 
 @dataclass(slots=True)
 class RunningBatch:
-    """`running` is in order of admission; `prefilling` are those of them whose prompt is not computed yet."""
+    """Running batch. `running` is in order of admission; `prefilling` are those whose prompt is not computed yet."""
 
     config: EmulatedEngineConfig
     cache: RadixCache[Request] = field(init=False)
@@ -47,7 +47,7 @@ class RunningBatch:
         return self.cache.used + self.own_blocks * self.config.block_tokens
 
     def free_blocks(self) -> int:
-        """What is unused, and what may be evicted."""
+        """Number of blocks that are unused, or may be evicted."""
         locked = (self.cache.used - self.cache.idle) // self.config.block_tokens
         return self.config.blocks - self.own_blocks - locked
 
@@ -84,7 +84,7 @@ class RunningBatch:
         return self.config.max_step_tokens - self.decoding.rows - pending
 
     def chunks(self) -> list[Chunk]:
-        """What the next step computes of prompts: in order of admission while it has room."""
+        """Chunks of prompts that the next step computes: in order of admission while it has room."""
         room = self.config.max_step_tokens - self.decoding.rows
         chunks: list[Chunk] = []
         for request in self.prefilling:
@@ -105,7 +105,7 @@ class RunningBatch:
         return request.filled == request.length
 
     def join(self, request: Request) -> None:
-        """Its prompt is computed and its next token sampled: it decodes from now on."""
+        """Move a request to decoding: its prompt is computed and its next token sampled."""
         del self.prefilling[request]
         self.decoding.join(request)
 

@@ -50,7 +50,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What a run of `shape` took. `new`: what each request really sampled; `shape.warm`: what was really cached."""
+    """Time of a run of `shape`. `new`: what each request really sampled; `shape.warm`: what was really cached."""
 
     shape: Shape
     new: tuple[int, ...]
@@ -101,7 +101,7 @@ async def calibrate(
 
 
 def shapes(max_running: int, longest: int, kv_tokens: int) -> list[Shape]:
-    """What to measure: prompts alone, batches with short prompts, one batch with long ones."""
+    """Shapes to measure: prompts alone, batches with short prompts, one batch with long ones."""
     short = min(32, longest)
     lengths = sorted({max(1, longest * share // 16) for share in (1, 4, 8, 16)})
     sizes = sorted({min(max_running, size) for size in (1, 2, 4, 8, 16, 32, 64, 128, 256)})
@@ -130,7 +130,7 @@ def fit(observations: Sequence[Observation], limits: EmulatedEngineConfig) -> Ca
 
 
 def work_of(observation: Observation, limits: EmulatedEngineConfig) -> Work:
-    """What an engine with these limits computes in such a run. Which steps it takes does not depend on the timing."""
+    """Work of an engine with these limits in such a run. Which steps it takes does not depend on the timing."""
     core = EmulatedCore(limits, name="calibration", version=INITIAL, now=0.0)
     rng = np.random.default_rng(0)
     prompts = [_prompt(rng, observation.shape.prompt) for _ in observation.new]
@@ -152,7 +152,7 @@ def _play(core: EmulatedCore, prompts: Sequence[Ints], new: Sequence[int]) -> No
 
 
 def _limits(statistics: EngineStatistics, longest: int, step_tokens: int) -> EmulatedEngineConfig:
-    """What is known of the server beside its timing."""
+    """Limits of the server, as far as they are known beside its timing."""
     longest_sequence = longest + _NEW_TOKENS + 1
     if statistics.kv_capacity_tokens < longest_sequence + 32:
         raise UserError(f"longest = {longest}: the server's cache holds {statistics.kv_capacity_tokens} tokens")

@@ -99,7 +99,7 @@ class EmulatedCore:
         return len(ended)
 
     def progress(self, request_id: str, start: int, now: float) -> Completion | None:
-        """What a live request has said from its token `start` on, within the stride in flight too; None: nothing."""
+        """Tokens of a live request from its token `start` on, those of the stride in flight too; None: nothing."""
         request = self._live.get(request_id)
         if request is None:
             return None
@@ -138,7 +138,7 @@ class EmulatedCore:
 
     @property
     def preemptions(self) -> int:
-        """How often a request lost its place for want of memory."""
+        """Number of times that a request lost its place for want of memory."""
         return self._counters.preemptions
 
     # --- weights ------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class EmulatedCore:
 
     @property
     def due(self) -> float | None:
-        """When the stride in flight ends; None: there is none."""
+        """Time at which the stride in flight ends; None: there is none."""
         return self._stride.due if self._stride else None
 
     def begin(self, now: float) -> bool:
@@ -400,6 +400,6 @@ def _array(reply: Sequence[int] | Ints) -> Ints:
 
 
 def _first_of(tokens: Ints, stops: Sequence[int]) -> int | None:
-    """Where the first of `stops` is in `tokens`."""
+    """Position of the first of `stops` in `tokens`."""
     hits = [int(at[0]) for stop in stops if len(at := np.flatnonzero(tokens == stop))]
     return min(hits, default=None)

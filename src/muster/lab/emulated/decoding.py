@@ -19,7 +19,7 @@ from muster.lab.emulated.request import EmulatedRequest
 
 @dataclass(slots=True)
 class Decoding:
-    """`context` is the sum of the lengths."""
+    """Decoding requests. `context` is the sum of the lengths."""
 
     block: int
     rows: int = field(init=False, default=0)
@@ -35,7 +35,7 @@ class Decoding:
         self._at = [0] * self.block
 
     def join(self, request: EmulatedRequest) -> None:
-        """It decodes from the next step on; at least one token of its reply is missing."""
+        """Add a request that decodes from the next step on; at least one token of its reply is missing."""
         assert request.reply is not None
         request.joined = request.made - self._steps
         self.rows += 1
@@ -45,7 +45,7 @@ class Decoding:
         heapq.heappush(self._ends, (len(request.reply) - request.joined, request.entry, request))
 
     def leave(self, request: EmulatedRequest) -> None:
-        """It is out of the batch; its `made` is settled. Its entry among the ends is recognised and skipped."""
+        """Remove a request; its `made` is settled. Its entry among the ends is recognised and skipped."""
         self.settle(request)
         self.rows -= 1
         self.context -= request.length

@@ -56,7 +56,7 @@ class Match(Generic[Owner]):
 
 @dataclass(slots=True)
 class RadixCache(Generic[Owner]):
-    """All salts' trees. Lengths are tokens, always whole blocks."""
+    """Prefix cache: all salts' trees. Lengths are tokens, always whole blocks."""
 
     block: int
     used: int = field(init=False, default=0)
@@ -91,7 +91,7 @@ class RadixCache(Generic[Owner]):
         return Match(node=node, inside=len(node.run), cached=at, idle=idle, owner=None)
 
     def seen(self, tokens: Ints) -> int:
-        """How many of its first tokens are the very memory of a cached path: they were looked at before."""
+        """Number of its first tokens that are the very memory of a cached path: they were looked at before."""
         node, at = self._root(self._current), 0
         while child := node.children.get(self._key(tokens, at)):
             shared = child.run.lies_in(tokens[at:])
@@ -164,7 +164,7 @@ class RadixCache(Generic[Owner]):
             node.owner = None
 
     def shrink(self, node: Node[Owner]) -> Node[Owner]:
-        """Its owner gives up: forget what is not ready. Returns where the owner's lock is now."""
+        """Forget what is not ready, as its owner gives up. Returns where the owner's lock is now."""
         assert not node.children and node.locks == 1, "only its owner uses a part that is not ready"
         node.owner = None
         self.used -= len(node.run) - node.ready

@@ -1,4 +1,4 @@
-"""What a replica without a model says: replies from a function, a script or a hash; log-probabilities from a hash.
+"""Replies of a replica without a model: from a function, a script or a hash; log-probabilities from a hash.
 
 Law: fixed functions of the sequence, the version and the temperature, so that `score` repeats exactly what `generate`
 reported, in any process. All of it is made up.

@@ -20,7 +20,7 @@ Done = Callable[[Completion], None]
 
 @dataclass(slots=True, eq=False)
 class EmulatedRequest:
-    """`prompt` and the first `made` tokens of `reply` are its sequence; `path` of them lie in the prefix cache."""
+    """Request: `prompt` and the first `made` tokens of `reply`; `path` of them lie in the prefix cache."""
 
     id: str
     prompt: Ints

@@ -66,7 +66,7 @@ class TokenRun:
         return self._pieces[0][:count].tobytes()
 
     def common(self, tokens: Ints) -> int:
-        """How many of its first tokens are those of `tokens`."""
+        """Number of its first tokens that are those of `tokens`."""
         at = 0
         for piece in self._pieces:
             shared = _common(piece, tokens[at : at + len(piece)])
@@ -76,7 +76,7 @@ class TokenRun:
         return at
 
     def lies_in(self, tokens: Ints) -> int:
-        """How many of its first tokens are the very memory of `tokens`."""
+        """Number of its first tokens that are the very memory of `tokens`."""
         at = 0
         for piece in self._pieces:
             if not _same_memory(piece, tokens[at : at + len(piece)]):

@@ -18,7 +18,7 @@ from muster.types import DeviceState
 
 @dataclass(slots=True)
 class Stride:
-    """`steps` steps of `rows` decoding requests, whose contexts sum to `context` at the start, and of `chunks`."""
+    """Stride: `steps` steps of `rows` decoding requests, whose contexts sum to `context` at first, and of `chunks`."""
 
     timing: EngineTiming
     start: float
@@ -55,7 +55,7 @@ class Stride:
             self.due = self.start + self.timing.decode_s(steps, self.rows, self.context)
 
     def states(self, before: DeviceState) -> list[tuple[DeviceState, float]]:
-        """What the device does, and from when on; split between what the step computes, by time and tokens.
+        """States of the device, and from when on; split between what the step computes, by time and tokens.
 
         The state `before` comes first if it is among them: a row of mixed steps then changes it once a step.
         """

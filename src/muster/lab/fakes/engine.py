@@ -36,7 +36,7 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: a usual mult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeRates:
-    """How fast a fake replica is. Decoding does not slow down with company."""
+    """Rates of a fake replica. Decoding does not slow down with company."""
 
     prefill_tokens_per_s: float = 2000.0
     decode_token_s: float = 0.02

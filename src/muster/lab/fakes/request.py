@@ -1,4 +1,4 @@
-"""What a fake replica knows of a request, and how it reads token ids. Pure."""
+"""Request of a fake replica, and its reading of token ids. Pure."""
 
 from __future__ import annotations
 

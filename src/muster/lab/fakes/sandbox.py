@@ -56,7 +56,7 @@ class _State:
 
 @dataclass(slots=True)
 class FakeDisk:
-    """Where kept states outlive their backend. `kept.clear()` is the end of the machine."""
+    """Disk on which kept states outlive their backend. `kept.clear()` is the end of the machine."""
 
     kept: dict[str, tuple[Snapshot, _State]] = field(default_factory=dict[str, "tuple[Snapshot, _State]"])
     made: int = 0
@@ -173,7 +173,7 @@ class FakeBackend:
 
 
 class _Patience:
-    """How long a command may go on: until its time-out, or for `silence_s` without a word."""
+    """Limits of a running command: its time-out, or `silence_s` without a word."""
 
     def __init__(self, timeout_s: float, silence_s: float | None) -> None:
         self._deadline = clock.now() + timeout_s
@@ -191,7 +191,7 @@ class _Patience:
         return max(0.0, ends - clock.now())
 
     def heard(self) -> None:
-        """It wrote something."""
+        """Start its silence anew: it wrote something."""
         self._last_s = clock.now()
         if self.timeout is not None:
             self.timeout.reschedule(asyncio.get_running_loop().time() + self.left_s)

@@ -39,7 +39,7 @@ class _Failed(Exception):
 
 @dataclass(slots=True)
 class FakeShell:
-    """What a shell remembers between commands."""
+    """State of a shell between commands."""
 
     cwd: str
     variables: dict[str, str] = field(default_factory=dict[str, str])
@@ -68,7 +68,7 @@ class Files:
             self.content[inner] = path.read_bytes()
 
     def take_over(self, other: Files, tops: tuple[str, ...]) -> None:
-        """What lies below `tops` is as in `other`."""
+        """Make what lies below `tops` as it is in `other`."""
 
         def below(path: str) -> bool:
             return path.startswith(tuple(f"{top}/" for top in tops))

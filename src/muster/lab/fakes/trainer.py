@@ -26,7 +26,7 @@ from muster.types import Batch, Floats, Ints, Publication, ReadyGroup, Trajector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeTrainerConfig:
-    """How long things take, how fast the policy drifts, and which batch breaks the trainer."""
+    """Durations of the fake trainer, the drift of its policy, and the batch that breaks it."""
 
     step_s: float = 5.0
     token_s: float = 0.0  # per sampled token

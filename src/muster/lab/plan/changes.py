@@ -1,4 +1,4 @@
-"""What could be done otherwise in a world: the changes that a plan tries.
+"""Changes that a plan tries: what could be done otherwise in a world.
 
     CollectionWorld ─► scheduling, sandboxes, engines, publication ─► Change × n
 

@@ -28,7 +28,7 @@ from muster.lab.workers import workers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawWork:
-    """What is played, and on what. `groups`: recorded ones to draw from; None: what each world declares.
+    """Work to play, and on what. `groups`: recorded ones to draw from; None: what each world declares.
 
     alone: engines and trainer are processes of one machine (`lab.plan.fit.sharing`); a first guess of their shares.
     """
@@ -54,7 +54,10 @@ Failed = str
 
 
 class Draws:
-    """Example: `with drawing(work, jobs=2) as draws: outcomes = draws.outcomes(world, range(5), skipped=3)`"""
+    """Simulated draws of worlds, each played to its end.
+
+    Example: `with drawing(work, jobs=2) as draws: outcomes = draws.outcomes(world, range(5), skipped=3)`
+    """
 
     def __init__(self, run: Callable[[list[DrawTask]], Iterator[Outcome | Failed]]) -> None:
         self._run = run
@@ -123,7 +126,7 @@ def _simulated(world: CollectionWorld, task: DrawTask, groups: Groups | None) ->
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """What a worker process does with a task."""
+    """Worker process, by what it does with a task."""
 
     work: DrawWork
 

@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """What to plan. `what`: changes of the user's own, each alone, in the place of the usual ones. `settings`: all
+    """Options of a plan. `what`: changes of the user's own, each alone, in the place of the usual ones. `settings`: all
     together one configuration, whose TTB is predicted. `against`: a run whose TTB is predicted from its configuration,
     and compared with what it took.
 

@@ -1,4 +1,4 @@
-"""What a change of configuration would buy: what came out, compared, and which change to make.
+"""Planner: what a change of configuration would buy. What came out is compared; then it says which change to make.
 
     changes ─► (simulated elsewhere, the same draws of the work for each) ─► Comparison ─► Recommendation
                                                               SimulatedRun ──┘
@@ -78,7 +78,7 @@ class Comparison:
 
     @property
     def length_ratio(self) -> float:
-        """What the change does to the length of trained trajectories; 1 is no bias. Groups without gradient are left
+        """Change of the length of trained trajectories; 1 is no bias. Groups without gradient are left
         out with and without the change, and are no bias of it."""
         return median(self.after, lambda o: o.length_ratio) / median(self.before, lambda o: o.length_ratio)
 
@@ -102,7 +102,7 @@ class SimulatedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """`comparison` is None when nothing pays; `nearest` is then what came closest."""
+    """Recommended change. `comparison` is None when nothing pays; `nearest` is then what came closest."""
 
     comparison: Comparison | None
     nearest: Comparison | None

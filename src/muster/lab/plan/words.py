@@ -78,7 +78,7 @@ def predicted(
 
 
 def sentence(recommendation: Recommendation, before: Sequence[Outcome]) -> str:
-    """What to do, what it gains, and how sure that is."""
+    """Sentence on what to do, what it gains, and how sure that is."""
     chosen, nearest = recommendation.comparison, recommendation.nearest
     unsure = f"uncertain by {recommendation.uncertainty:.0%}"
     if chosen is None:
@@ -98,7 +98,7 @@ def sentence(recommendation: Recommendation, before: Sequence[Outcome]) -> str:
 
 
 def sandboxes_sentence(base: Base, slots: Slots) -> str:
-    """How many sandboxes an accelerator needs, and what fewer would cost."""
+    """Sentence on how many sandboxes an accelerator needs, and what fewer would cost."""
     fewest, tried = slots
     engines = devices(base.world) - 1
     costs = ", ".join(f"{number} {seconds:.4g} s" for number, seconds in tried.items())
@@ -141,7 +141,7 @@ def _sandboxes(base: Base, slots: Slots) -> dict[str, object]:
 
 
 def _fit(base: Base) -> dict[str, object] | None:
-    """What was read from the journal, for a reader who wants to judge it."""
+    """Figures of the fit, read from the journal, for a reader who wants to judge it."""
     if base.fitted is None:
         return None
     engine, training = base.fitted.engine, base.fitted.training

@@ -33,7 +33,7 @@ ENOUGH = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """What every change is compared with. `config`, `fitted`, `measured`: of a run, not of a declared world.
+    """Baseline that every change is compared with. `config`, `fitted`, `measured`: of a run, not of a declared world.
 
     world: long enough to settle; its first `skipped` batches do not count.
     """
@@ -105,7 +105,7 @@ def base_of(journal: Journal, *, source: str, engine: str | None = None) -> Base
 
 
 def config_of(journal: Journal, *, source: str) -> RunConfig:
-    """What the run was configured with. Raises `ConfigError`."""
+    """Configuration of the run. Raises `ConfigError`."""
     return validate(journal.meta()["config"], source=source)
 
 

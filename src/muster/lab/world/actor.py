@@ -44,7 +44,7 @@ class CharTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class _Script:
-    """How one attempt goes. `opening`: STOP tokens in its first prompt; each turn adds two."""
+    """Script of one attempt. `opening`: STOP tokens in its first prompt; each turn adds two."""
 
     opening: int
     replies: tuple[list[int], ...]

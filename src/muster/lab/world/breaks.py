@@ -51,8 +51,8 @@ def standing(broken: Law | None, here: Standing) -> Standing:
 
 
 class BrokenScheduler(Scheduler):
-    """As it is; or its batches are short of a member, hold a group of the batch before, or reuse one of its members,
-    whatever it was."""
+    """Scheduler as it is; or its batches are short of a member, hold a group of the batch before, or reuse one of its
+    members, whatever it was."""
 
     broken: Law | None = None
     restored = False  # it holds what the journal says; a life that stopped earlier holds nothing
@@ -87,7 +87,7 @@ class LossyJournal(MortalJournal):
 
 
 class BrokenAttempts:
-    """As it is; or it tells something else than what happened, or nothing at all."""
+    """Attempts as they are; or they tell something else than what happened, or nothing at all."""
 
     def __init__(self, inner: Attempts, broken: Law | None) -> None:
         self._inner = inner

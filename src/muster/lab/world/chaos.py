@@ -45,7 +45,10 @@ ATTEMPT: ContextVar[str] = ContextVar("attempt")
 
 
 class Chaos:
-    """Example: `chaos.happens(Fault.SANDBOX_DEATH)` is True with that fault's probability, and then counts it."""
+    """Chance of a simulated world: decides whether a fault happens.
+
+    Example: `chaos.happens(Fault.SANDBOX_DEATH)` is True with that fault's probability, and then counts it.
+    """
 
     def __init__(self, seed: int, rates: Mapping[Fault, float]) -> None:
         self.rates = dict(rates)

@@ -108,7 +108,7 @@ class FaultySandbox:
         return await self._inner.close()
 
     async def _mishap(self) -> None:
-        """What may happen to a sandbox while something is done to it."""
+        """Inject what may happen to a sandbox while something is done to it."""
         chaos = self._chaos
         if chaos.happens(Fault.SANDBOX_HANG):
             chaos.sabotage()

@@ -31,7 +31,7 @@ retries. A run in which nothing ended for so long is stuck."""
 
 
 class Law(StrEnum):
-    """What must hold of every run, whatever happens to it."""
+    """Law: what must hold of every run, whatever happens to it."""
 
     COMPLETE = "complete"  # a batch holds whole groups of graded members, with gradient
     ATTRIBUTION = "attribution"  # what the world did is never graded
@@ -55,7 +55,7 @@ class Law(StrEnum):
 
 
 class LawBroken(Exception):
-    """`at`: the virtual instant, in seconds."""
+    """Violation of a law. `at`: the virtual instant, in seconds."""
 
     def __init__(self, law: Law, message: str) -> None:
         super().__init__(f"{law} at {clock.now():.3f} s: {message}")
@@ -65,7 +65,7 @@ class LawBroken(Exception):
 
 @dataclass(slots=True)
 class _Seen:
-    """What the laws remember over all lives of a world."""
+    """Memory of the laws over all lives of a world."""
 
     trained: dict[str, int]  # trajectory -> batch
     reused: dict[str, set[int]]  # trajectory -> batches
@@ -76,7 +76,10 @@ class _Seen:
 
 
 class Laws:
-    """Example: `laws.ended(launch, trajectory)` raises `LawBroken` if the trajectory cannot be true."""
+    """Laws of a world, held against what happens in it.
+
+    Example: `laws.ended(launch, trajectory)` raises `LawBroken` if the trajectory cannot be true.
+    """
 
     def __init__(self, scenario: Scenario, chaos: Chaos) -> None:
         self._scenario = scenario

@@ -64,7 +64,7 @@ _CANARY = np.array([ord(c) for c in "canary"], np.int32)
 
 
 class Cast:
-    """What a world has before and after any life: its chance, its laws, its engines and its tasks."""
+    """Parts of a world before and after any life: its chance, its laws, its engines and its tasks."""
 
     def __init__(self, scenario: Scenario, make_evaluate: MakeEvaluate, broken: Law | None) -> None:
         self.scenario = scenario
@@ -85,7 +85,7 @@ class Cast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProcess:
-    """What one process holds."""
+    """Parts of one process."""
 
     journal: MortalJournal
     backend: FaultyBackend

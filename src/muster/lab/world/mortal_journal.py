@@ -13,7 +13,10 @@ from muster.journal import Journal
 
 
 class MortalJournal(Journal):
-    """Example: `journal.doom(40, main.cancel)` kills at the 40th commit from now; then read `journal.survivor`."""
+    """Journal in memory that is killed with its process.
+
+    Example: `journal.doom(40, main.cancel)` kills at the 40th commit from now; then read `journal.survivor`.
+    """
 
     _left = 0
     _kill: Callable[[], object] | None = None

@@ -1,4 +1,4 @@
-"""What a seed decides: the shape of a run, how long things take, and what goes wrong in it.
+"""Scenario of a seed: the shape of a run, how long things take, and what goes wrong in it.
 
 Law: pure. `scenario(seed)` is the same value in every process; the world only reads it. Runs are small, since
 thousands of them are lived; what varies is everything that scheduling could depend on. Latencies are published ones:
@@ -26,7 +26,7 @@ from muster.orchestrator.config import BatchPolicy, ConcurrencyConfig, Order, Re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What the simulated model does, in each trajectory."""
+    """Workload: what the simulated model does, in each trajectory."""
 
     turns: Lognormal  # Terminal-Bench trials: median 20, sigma 1.3; scaled down in most worlds
     reply_tokens: Lognormal  # median 220, sigma 1.1
@@ -38,7 +38,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """What serves, holds and trains. Seconds and tokens per second."""
+    """Machines that serve, hold and train. Seconds and tokens per second."""
 
     replicas: int
     routing: RoutingPolicy

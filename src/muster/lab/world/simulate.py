@@ -41,7 +41,7 @@ CAUGHT_WITHIN = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimOptions:
-    """What to simulate.
+    """Options of a simulation.
 
     `faults`: those that may be at work. `broken`: a law to break on purpose; the run then ends at the first world that
     notices. `jobs`: processes; 0 for one on each core.
@@ -150,7 +150,7 @@ def evaluation(journal: Journal, dispatcher: Dispatcher, engine: Engine, tasks: 
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """What a worker process does with a seed."""
+    """Worker process, by what it does with a seed."""
 
     faults: tuple[Fault, ...]
     broken: Law | None

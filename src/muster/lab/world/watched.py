@@ -1,4 +1,4 @@
-"""What stands between the orchestrator and the world's parts, so that each hand-over is held against the laws."""
+"""Watchers between the orchestrator and the world's parts, so that each hand-over is held against the laws."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lived:
-    """What became of a world. `journal`: sha256 of the record's bytes."""
+    """Result of a world. `journal`: sha256 of the record's bytes."""
 
     seed: int
     lives: int
@@ -65,7 +65,10 @@ class Lived:
 
 
 class World:
-    """Example: `clock.run_virtual(World(scenario(7), make_evaluate, check_times).run())` gives a `Lived`."""
+    """Simulated world of one scenario.
+
+    Example: `clock.run_virtual(World(scenario(7), make_evaluate, check_times).run())` gives a `Lived`.
+    """
 
     def __init__(
         self,
@@ -176,7 +179,7 @@ class World:
 
 
 async def _ended(cast: Cast, main: asyncio.Future[bool]) -> bool | BaseException:
-    """What `main` came to. Raises `LawBroken` when nothing ends for `STALL_S`."""
+    """Wait for what `main` comes to. Raises `LawBroken` when nothing ends for `STALL_S`."""
     while not main.done():
         with contextlib.suppress(TimeoutError):
             async with clock.timeout(STALL_S / 4):

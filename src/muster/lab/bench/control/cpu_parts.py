@@ -1,4 +1,4 @@
-"""Where a process spends its CPU time, by part of the package: a sampling profiler.
+"""CPU time of a process, by part of the package: a sampling profiler.
 
     a timer of the process's CPU time ─► the stack at that instant ─► its innermost frame in the package ─► a part
 

@@ -59,7 +59,10 @@ PER_REPLICA = 256
 
 
 class ControlWorld:
-    """Example: `clock.run_virtual(world.run())` of a `ControlWorld(1000, directory, seed=0)`; then `world.turns`."""
+    """Emulated world under the control plane of production.
+
+    Example: `clock.run_virtual(world.run())` of a `ControlWorld(1000, directory, seed=0)`; then `world.turns`.
+    """
 
     def __init__(self, live: int, directory: Path, *, seed: int) -> None:
         self.live = live

@@ -40,7 +40,7 @@ class PublishArm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishStage:
-    """What all arms share. cap: bytes a second. quiet_s: of the load without a publication, before and after each."""
+    """Stage that all arms share. cap: bytes a second. quiet_s: load without a publication, before and after each."""
 
     model: Path
     engine: EngineConfig

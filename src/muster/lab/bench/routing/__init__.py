@@ -1,1 +1,1 @@
-"""Where turns go: every routing policy on the same work."""
+"""Routing benchmark: every routing policy on the same work."""

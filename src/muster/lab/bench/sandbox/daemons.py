@@ -47,7 +47,7 @@ Daemon = Callable[[], contextlib.AbstractContextManager[str]]
 
 
 class Unavailable(Exception):
-    """This daemon cannot be started here: why."""
+    """Error of a daemon that cannot be started here; says why."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What sandboxes leave behind: `muster bench sandbox` forks many, and once kills their controller in the middle.
+"""Leaks of sandboxes: `muster bench sandbox` forks many, and once kills their controller in the middle.
 
     forks of this process, closed ─► Traces.leftovers: processes, mounts, cgroups, network namespaces, loops, bytes
     forks of a controller of its own ─ kill -9 ─► reap ─► the same
@@ -51,7 +51,7 @@ class Leftovers:
 
 @dataclass(slots=True)
 class Traces:
-    """How to know what came from sandboxes below `state_dir`."""
+    """Traces by which to know what came from sandboxes below `state_dir`."""
 
     state_dir: Path
     mark: str

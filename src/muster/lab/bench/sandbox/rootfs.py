@@ -68,7 +68,7 @@ def _libraries(programs: list[Path]) -> set[Path]:
 
 
 def _merged(directory: Path, library: Path) -> Path:
-    """Where a library named /lib… lies on a merged /usr."""
+    """Path of a library named /lib… on a merged /usr."""
     inner = library.relative_to("/")
     return directory / (inner if inner.parts[0] == "usr" else Path("usr", inner))
 

@@ -20,7 +20,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """`kind` groups the rows of the table: ablation, regime, policy, faults."""
+    """Arm of the benchmark. `kind` groups the rows of the table: ablation, regime, policy, faults."""
 
     kind: str
     fleet: str

@@ -1,4 +1,4 @@
-"""What `muster bench ttb` compares, read from `ttb.toml`: one file, every number with its source.
+"""Declaration of what `muster bench ttb` compares, in `ttb.toml`: one file, every number with its source.
 
     [workload] [fleets.X] [baseline] [parts.Y] [policies.Z] ─► world(fleet, parts, policy): tables laid over each other
 

@@ -33,7 +33,7 @@ READY_S = 0.025
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Of one world and seed; several batches are means over them.
+    """Measurements of one world and seed; several batches are means over them.
 
     parts: seconds by cause, they sum to `ttb_s`. bound_s: the largest lower bound of the batch's work, and its name.
     states: share of engine time between opening and ready. hit_rate: prompt tokens found in a cache. computed_tokens:

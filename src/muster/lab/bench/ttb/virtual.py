@@ -55,7 +55,7 @@ Runs = Mapping[str, Sequence[Measured]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a worker process is sent."""
+    """Job of a worker process."""
 
     key: str
     world: CollectionWorld
@@ -129,7 +129,7 @@ def row(arm: Arm, runs: Runs) -> dict[str, Value]:
 
 
 def targets(runs: Runs) -> list[Target]:
-    """What was written down before."""
+    """Targets that were written down before."""
     ours = f"{MAIN}/{ALL}"
     lengths = [m.length_ratio for m in runs[ours]]
     found = [

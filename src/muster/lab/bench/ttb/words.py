@@ -1,4 +1,4 @@
-"""What `muster bench ttb` prints: the arms in three tables, since no terminal is as wide as one.
+"""Tables of `muster bench ttb`: the arms in three of them, since no terminal is as wide as one.
 
     rows ─► time and bound │ seconds by cause │ waste and selection ─► targets, one a line
 

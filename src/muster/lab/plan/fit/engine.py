@@ -52,7 +52,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFit:
-    """`error`: median over requests of |predicted - measured| / measured seconds in the engine's batch."""
+    """Fit of the engine. `error`: median over requests of |predicted - measured| / measured seconds in its batch."""
 
     timing: EngineTiming
     visits: int

@@ -32,7 +32,7 @@ _ENOUGH = 0.5  # share of a group's siblings that must have been graded: the fir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSeconds:
-    """What a trajectory spent on its sandbox, apart from commands. None: the journal does not show it."""
+    """Seconds that a trajectory spent on its sandbox, apart from commands. None: the journal does not show it."""
 
     image_s: float | None
     boot_s: float | None
@@ -56,7 +56,7 @@ def sandbox_seconds(spans: Sequence[SpanRow]) -> SandboxSeconds:
 
 
 def program_of(row: TrajectoryRow, spans: Sequence[SpanRow], *, verifier_boot_s: float, common_tokens: int) -> Program:
-    """What this graded trajectory did. `verifier_boot_s` of its verification is not its own work but the pool's."""
+    """Program of this graded trajectory. `verifier_boot_s` of its verification is not its own work but the pool's."""
     turns = row.turns
     tool_s = sum(s.end - s.start for s in spans if s.stage == Stage.TOOL)
     # a command's span is longer than the command: what is around it is spread over the turns

@@ -1,4 +1,4 @@
-"""How much engines and trainer slowed each other down on one machine, and what each would have needed alone.
+"""Slow-down of engines and trainer on one machine, by each other, and what each would have needed alone.
 
 Law: pure over rows. Processes that each take every core share them equally (processor sharing, Kleinrock 1967): while n
 are busy, each does 1/n of what it would do alone. So the seconds that a device needed are ∫ 1/n over its busy time, and
@@ -30,7 +30,7 @@ TRAINING = frozenset({DeviceState.TRAIN, DeviceState.PUBLISH, DeviceState.CHECKP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """What a second that was measured would have been alone. In (0, 1]."""
+    """Shares of a measured second that it would have been alone. In (0, 1]."""
 
     engine: float = 1.0
     trainer: float = 1.0

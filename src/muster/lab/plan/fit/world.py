@@ -30,7 +30,7 @@ from muster.sandbox.config import SandboxConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What was configured. `limits`: the engine without its timing."""
+    """Setup of a run, as configured. `limits`: the engine without its timing."""
 
     schedule: SchedulerConfig
     loop: LoopConfig
@@ -70,7 +70,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredBatches:
-    """What a run showed of its batches, in order of steps. Seconds.
+    """Measured batches of a run, in order of steps. Seconds.
 
     skipped: batches of a simulation that come before the like of the first of these.
     """
@@ -95,8 +95,8 @@ class MeasuredBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """What was measured. `training` has the times; steps and rhythm are configured. `engine`: a fit, or what the user
-    named.
+    """Measurements of a run. `training` has the times; steps and rhythm are configured. `engine`: a fit, or what the
+    user named.
 
     stage_s, pause_s: of a publication, at each engine. alone: shares that were taken out of all times.
     """

@@ -1,4 +1,4 @@
-"""What this machine adds to a plan: the constants that turn a declared world into a prediction.
+"""Constants of this machine: what turns a declared world into a prediction.
 
     the first turns of some programs ─┬─ played really ───────────┐
                                       └─ simulated, adding nothing ┴─ what the real ones took longer ─► Constants
@@ -31,7 +31,7 @@ PROBE_TURNS = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """Seconds beyond the plan.
+    """Constants of this machine: seconds beyond the plan.
 
     turn_s: of one request and one command. boot_s: a fork. grade_s: freezing, a verifier's fork, its script.
     """
@@ -75,7 +75,7 @@ def at_pace(world: CollectionWorld, groups: Groups, turns_per_s: float, seed: in
 
 
 def constants_of(real: Journal, planned: Journal, probed: Groups, *, boot_s: float) -> Constants:
-    """What `real` took longer than `planned`, both of the attempts in `probed`."""
+    """Constants by which `real` took longer than `planned`, both of the attempts in `probed`."""
     turns = sum(len(program.turns) for siblings in probed for program in siblings)
     attempts = sum(map(len, probed))
     return Constants(

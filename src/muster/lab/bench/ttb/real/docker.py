@@ -1,4 +1,4 @@
-"""What a cold start is on this machine, unscaled: a container of a private Docker daemon, from create to answer.
+"""Cold start on this machine, unscaled: a container of a private Docker daemon, from create to answer.
 
 Law: a figure beside the declared one, which is of cold images and busy hosts; no target depends on it.
 """

@@ -31,7 +31,7 @@ START_TIMEOUT_S = 60.0
 
 
 class Orders(BaseModel):
-    """What a process serves, and what it says."""
+    """Orders of a process: what it serves, and what it says."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -46,7 +46,7 @@ Say = Callable[[str], None]
 
 
 class RealConfig(Scale):
-    """What is lived for real, and how small. The built-in one is `ttb_real.toml`, with its reasons."""
+    """Configuration of what is lived for real, and how small. The built-in one is `ttb_real.toml`, with its reasons."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -200,7 +200,7 @@ def row(arm: str, lived: Sequence[ArmRun], time: float) -> dict[str, Value]:
 
 
 def targets(runs: Runs) -> list[Target]:
-    """What was written down before."""
+    """Targets that were written down before."""
     pairs = zip(runs[ALL], runs[BASELINE], strict=True)
     cut = median(1 - ours.ttb_s / base.ttb_s for ours, base in pairs)
     found = [Target(name="real_ttb_cut", value=cut, operator=">=", threshold=CUT)]

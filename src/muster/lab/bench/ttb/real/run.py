@@ -46,7 +46,7 @@ _OUTPUT_BYTES = 1 << 20  # an observation is shown whole: its tokens are planned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealSetup:
-    """Where runs happen, and how many processes serve the engines."""
+    """Setup of runs: where they happen, and how many processes serve the engines."""
 
     root: Path
     processes: int = 2
@@ -54,7 +54,7 @@ class RealSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealRun:
-    """What a real collection left; close the journal when it was read.
+    """Remains of a real collection; close the journal when it was read.
 
     boot_s: a fork, as the median of the last ones. cpu_share: of all cores, busy with anything. control_share: of one
     core, busy with the process that schedules.

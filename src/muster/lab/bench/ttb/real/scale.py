@@ -25,7 +25,7 @@ from muster.lab.collection.workload import Lognormal, PlannedTurn, Program, Work
 
 
 class Scale(BaseModel):
-    """How much smaller. Example: `Scale(time=25, tokens=5)`"""
+    """Scale: how much smaller. Example: `Scale(time=25, tokens=5)`"""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""What `muster bench ttb --real` prints: one column for each arm, a line for each figure, then the targets.
+"""Table of `muster bench ttb --real`: one column for each arm, a line for each figure, then the targets.
 
 Law: words alone; every figure is a row's own. Seconds are this machine's; `time` of the configuration says how many
 declared ones each stands for.

@@ -1,4 +1,4 @@
-"""What a replayed agent says in real text: a tokenizer of words and numbers, and the replies of a program.
+"""Real text of a replayed agent: a tokenizer of words and numbers, and the replies of a program.
 
     Program ─► turn t: thoughts, then a command ─► exactly `reply_tokens` ids ─► engine ─► ids ─► text ─► a real shell
                        └ echo t >> log; echo {1..n} (the observation); sha256sum (work); sleep (its time)
