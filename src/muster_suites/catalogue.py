@@ -1,4 +1,4 @@
-"""Which families a suite has."""
+"""Catalogue of the families of each suite."""
 
 from __future__ import annotations
 

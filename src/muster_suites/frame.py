@@ -1,4 +1,4 @@
-"""What a family of generated tasks is: data, and one function from a draw to an instance.
+"""Family of generated tasks: data, and one function from a draw to an instance.
 
 Law: an instance is the content of one Harbor task directory and nothing else; the same draw gives the same
 instance. The agent sees `files` and the instruction; `tests` and `solution` it never sees.

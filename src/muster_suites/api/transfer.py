@@ -78,7 +78,7 @@ def _circle(draw: Draw, records: Records, names: list[str]) -> list[Row]:
 
 
 def _netted(listed: list[Row]) -> list[Row]:
-    """What each two accounts owe each other in the end. The accounts of a pair are in the order of their names."""
+    """Net amount that each two accounts owe each other in the end. Those of a pair are in the order of their names."""
     owed: dict[tuple[str, str], int] = {}
     for entry in listed:
         first, second = sorted((entry["source"], entry["target"]))

@@ -88,7 +88,7 @@ class History:
         return "\n".join([*out, "done", ""])
 
     def files(self, *, head: str = "main", extra: str = "") -> Files:
-        """What `DOCKERFILE` needs: the stream, and a script that makes the repository; `extra` runs at its end."""
+        """Files for `DOCKERFILE`: the stream, and a script that makes the repository; `extra` runs at its end."""
         return {"history": self.stream(), "setup.sh": _SETUP.replace("HEAD_BRANCH", head) + extra}
 
 

@@ -1,4 +1,4 @@
-"""Where the repository of a repo task is, and the checks of what is left there."""
+"""Place of the repository of a repo task, and the checks of what is left there."""
 
 from __future__ import annotations
 

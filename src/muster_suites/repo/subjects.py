@@ -1,4 +1,4 @@
-"""What tasks about code are about: a function, its inputs, and ways to break it.
+"""Subjects of tasks about code: a function, its inputs, and ways to break it.
 
 Law: a bug is one replacement in the source, and shows at one of the `edges`, which are always tried; what the hidden
 calls expect is what the unbroken function answers.

@@ -1,1 +1,1 @@
-"""What the suites `website` and `api` share: a small service with real state, and the check of that state."""
+"""Service that the suites `website` and `api` share: small, with real state, and the check of that state."""

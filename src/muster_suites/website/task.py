@@ -49,7 +49,7 @@ def task(
 
 
 def staff_materials(shop: Shop, staff: Row, **more: str) -> dict[str, str]:
-    """What AS_STAFF tells of, and other files: `prices_csv` is /app/prices.csv."""
+    """Materials of the staff: what AS_STAFF tells of, and other files: `prices_csv` is /app/prices.csv."""
     text = f"office of {shop.name}\nuser name: {staff['login']}\npassword: {shop.passwords[staff['login']]}\n"
     return {"staff.txt": text, **{name.replace("_", "."): content for name, content in more.items()}}
 

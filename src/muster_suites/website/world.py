@@ -162,7 +162,7 @@ class Shop:
 
 
 def place_order(shop: Shop, user: Row, lines: list[tuple[Row, int]], *, coupon: str, discount: int, to: Row) -> None:
-    """What a checkout leaves behind."""
+    """Place an order, with all that a checkout leaves behind."""
     order = shop.order(
         user, back=0, status="placed", lines=lines, coupon=coupon, **{key: to[key] for key in ("street", "city", "zip")}
     )
