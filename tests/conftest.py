@@ -1,4 +1,4 @@
-"""What all tests share: the daemons of this process end with it, and the summary says what ran on which backend."""
+"""Fixtures of all tests: the daemons of this process end with it, and the summary says what ran on which backend."""
 
 from __future__ import annotations
 

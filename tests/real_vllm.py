@@ -1,4 +1,4 @@
-"""What the tests that need a real vLLM server share. They run where MUSTER_VLLM_PYTHON names an interpreter that has
+"""Parts that tests of a real vLLM server share. They run where MUSTER_VLLM_PYTHON names an interpreter that has
 one: `make test-vllm`.
 """
 

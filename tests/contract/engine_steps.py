@@ -1,4 +1,4 @@
-"""What the tests of the engine's contract do again and again."""
+"""Steps that the tests of the engine's contract take again and again."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def publish(
 
 
 def whole(rig: Rig, tokens: int) -> int:
-    """How many of so many tokens the rig's prefix cache can serve."""
+    """Number of so many tokens that the rig's prefix cache can serve."""
     return tokens // rig.block_tokens * rig.block_tokens
 
 

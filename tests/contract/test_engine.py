@@ -1,4 +1,4 @@
-"""What every engine replica keeps, the fake included: requests."""
+"""Contract of every engine replica, the fake included: requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every engine replica keeps when its weights change."""
+"""Contract of every engine replica when its weights change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every sandbox backend keeps, the fake included."""
+"""Contract of every sandbox backend, the fake included."""
 
 from __future__ import annotations
 

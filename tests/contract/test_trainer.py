@@ -1,4 +1,4 @@
-"""What every trainer does: the fake on the virtual clock and the real one in its own process, by the same suite."""
+"""Contract of every trainer: the fake on the virtual clock and the real one in its own process, by the same suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every verifier keeps, the fake included. A task is solved when /app/done exists."""
+"""Contract of every verifier, the fake included. A task is solved when /app/done exists."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ TIMING = EngineTiming(step_s=0.01, row_s=1e-4, context_s=1e-6, prefill_s=2e-4, p
 
 
 def step_by_step(steps: int, rows: int, context: int) -> list[float]:
-    """When each step ends, summed one by one."""
+    """Times at which steps end, summed one by one."""
     ends, now = [0.0], 0.0
     for step in range(steps):
         now += TIMING.step_s + TIMING.row_s * rows + TIMING.context_s * (context + step * rows)

@@ -43,7 +43,7 @@ def world(**parts: dict[str, Any]) -> CollectionWorld:
 
 
 def setup_of(world: CollectionWorld) -> Setup:
-    """What a run in this world was configured with."""
+    """Configuration of a run in this world."""
     training, sandboxes = world.training, world.sandboxes
     return Setup(
         schedule=world.schedule,

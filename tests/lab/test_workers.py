@@ -16,7 +16,7 @@ TESTS = str(Path(__file__).parent.parent)
 
 
 def hold(directory: str) -> None:
-    """What a worker does: it has something open, and is not done before the test is."""
+    """Act as a worker: it has something open, and is not done before the test is."""
     with TemporaryDirectory(dir=directory):
         os.write(1, b"open\n")
         threading.Event().wait(60)

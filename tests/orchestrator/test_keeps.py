@@ -1,4 +1,4 @@
-"""What is lost to infrastructure goes on where it was kept; everything over fakes on the virtual clock."""
+"""Keep points: what is lost to infrastructure goes on where it was kept; over fakes on the virtual clock."""
 
 from __future__ import annotations
 

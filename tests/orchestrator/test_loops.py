@@ -37,7 +37,7 @@ FAULTY: dict[str, Any] = {
 
 
 def check_laws(world: World, *, steps: int) -> None:
-    """What must hold of every run that ended, whatever happened to it."""
+    """Check the laws of every run that ended, whatever happened to it."""
     with world.journal() as journal:
         batches = journal.rows(BatchRow)
         trajectories = {t.id: t for t in journal.rows(TrajectoryRow)}

@@ -51,7 +51,7 @@ def reuses(journal: Journal) -> list[tuple[BatchRow, str]]:
 
 
 def check_replays(world: World) -> None:
-    """What may be trained again, held against the record alone."""
+    """Check what may be trained again against the record alone."""
     with world.journal() as journal:
         trajectories = {t.id: t for t in journal.rows(TrajectoryRow)}
         groups = {g.id: g for g in journal.rows(GroupRow)}

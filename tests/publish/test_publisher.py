@@ -1,4 +1,4 @@
-"""What the publisher promises: one definite version on every replica, and a record of what it took."""
+"""Promises of the publisher: one definite version on every replica, and a record of what it took."""
 
 from __future__ import annotations
 

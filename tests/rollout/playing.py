@@ -41,7 +41,7 @@ def play(
     score: Score = done_exists,
     seen: list[Trajectory] | None = None,
 ) -> Trajectory:
-    """What becomes of a model that gives `replies` in order, the last one again and again.
+    """Trajectory of a model that gives `replies` in order, the last one again and again.
 
     `seen` collects what the verifier was told of the trajectory.
     """

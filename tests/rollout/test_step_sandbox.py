@@ -114,7 +114,7 @@ def test_a_failed_first_step_ends_the_task(tmp_path: Path) -> None:
 
 
 def prepared(root: Path, setup: Path, before: str = "true") -> tuple[dict[str, Any] | None, str]:
-    """What setting up a step says after the agent's `before`, and what /app then holds."""
+    """Result of setting up a step after the agent's `before`, and what /app then holds."""
     step = TaskStep(name="s", instruction="do", verifier=VerifierSpec(tests=setup), setup=setup)
 
     async def run(backend: NamespaceBackend, pool: Pool) -> tuple[dict[str, Any] | None, str]:

@@ -1,4 +1,4 @@
-"""When the writable layer is measured, and how."""
+"""Measuring of the writable layer: when, and how."""
 
 from __future__ import annotations
 

@@ -61,6 +61,6 @@ def solve(instance: Instance, place: Path, served: Served) -> None:
 
 
 def wrong(instance: Instance, database: Path) -> list[str]:
-    """What the task's own check says about a database, wherever it lies."""
+    """Differences that the task's own check finds in a database, wherever it lies."""
     expected: dict[str, Any] = json.loads(text(instance.tests["expected.json"]))
     return list(check.wrong({**expected, "database": str(database)}, database.parent))

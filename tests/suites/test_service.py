@@ -1,4 +1,4 @@
-"""What `website` and `api` share: the store, the server process, the check of a database."""
+"""Service that `website` and `api` share: the store, the server process, the check of a database."""
 
 import http.client
 import json

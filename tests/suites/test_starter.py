@@ -34,7 +34,7 @@ def tasks_of(suite: Path, family: Family) -> list[Path]:
 
 
 def reward(task: Path, place: Path, *, after: str = "true", solve: bool = False) -> str:
-    """What tests/test.sh writes once the solution (if asked) and then `after` were run in a fresh /app."""
+    """Reward in tests/test.sh's words, once the solution (if asked) and then `after` were run in a fresh /app."""
     app, logs = place / "app", place / "logs"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(task / "environment" / "files", app)

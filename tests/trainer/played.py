@@ -1,4 +1,4 @@
-"""What a trainer of the tiny model holds and says of a batch."""
+"""Batch of the tiny model's trainer: what it holds and says of one."""
 
 from __future__ import annotations
 

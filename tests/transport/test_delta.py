@@ -10,7 +10,7 @@ from muster.transport import delta
 
 
 def applied(old: list, streams: dict, changed: int) -> list:
-    """What a receiver makes of it."""
+    """Weights that a receiver makes of it."""
     itemsize = old[0].itemsize
     flat = np.concatenate([delta.bits(a) for a in old])
     positions, values = delta.unpack(streams, changed=changed, itemsize=itemsize)

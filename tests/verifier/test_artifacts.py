@@ -1,4 +1,4 @@
-"""What is unpacked of an agent's archive, and what a verifier of its own image sees."""
+"""Archives of an agent: what is unpacked of them, and what a verifier of its own image sees."""
 
 from __future__ import annotations
 

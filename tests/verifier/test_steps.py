@@ -1,4 +1,4 @@
-"""What the steps of a task are worth together. Pure."""
+"""Worth of the steps of a task together. Pure."""
 
 from __future__ import annotations
 

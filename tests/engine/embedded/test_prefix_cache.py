@@ -1,4 +1,4 @@
-"""Which cache a request starts from, checked against a store that remembers what each row was computed from."""
+"""Prefix cache that a request starts from, checked against a store that remembers what each row was computed from."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Simulated:
         return placement
 
     def check(self, slot: Slot, tokens: Ints, length: int, version: int) -> None:
-        """What attention would read for the first `length` tokens is what was computed from them."""
+        """Assert that attention would read, for the first `length` tokens, what was computed from them."""
         own = self.store.slots_LSHCW[0, slot.index, 0, : slot.tail, 0]
         parts = [own]
         if slot.prefix is not None:

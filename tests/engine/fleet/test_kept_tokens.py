@@ -1,4 +1,4 @@
-"""What a replica had said of a turn before it failed is the beginning of the answer, and is not sampled again."""
+"""Tokens kept from a replica that failed in a turn: the beginning of the answer, not sampled again."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_a_try_avoids_the_replica_that_failed_it_unless_there_is_no_other() -> N
 
 
 def slow_and_quick(r: Router, *, turns: int, context: int) -> str:
-    """Where session `a` goes after it had turns on r0, which takes ten times as long for a token as r1."""
+    """Replica that session `a` goes to after turns on r0, which takes ten times as long for a token as r1."""
     ask(r, 0, "a", tokens=context)
     ask(r, 1, "b", tokens=100)
     r.ended(1, tokens=200, computed_tokens=100, prefill_s=0.1, now=1.0)

@@ -1,4 +1,4 @@
-"""What an interpreter has, and what is said when it lacks a server."""
+"""Packages of an interpreter, and what is said when it lacks a server."""
 
 from __future__ import annotations
 

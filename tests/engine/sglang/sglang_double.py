@@ -41,7 +41,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(kw_only=True)
 class Faults:
-    """What may be wrong with a server."""
+    """Faults of a server."""
 
     raw_logprobs: bool = False  # SGLANG_RETURN_ORIGINAL_LOGPROB
     ignores_updates: bool = False  # answers 200 and loads nothing

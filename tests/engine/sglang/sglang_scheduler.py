@@ -105,7 +105,7 @@ class Scheduler:
         self.version = version
 
     def abort(self, rid: str, abort_all: bool) -> None:
-        """What waits ends at once; what runs, with the step after this."""
+        """Abort: what waits ends at once; what runs, with the step after this."""
         chosen = [r for r in self.waiting + self.running if abort_all or r.rid.startswith(rid)]
         for request in chosen:
             if request in self.waiting:
@@ -230,7 +230,7 @@ class Scheduler:
 
 
 def _common(a: list[int], b: list[int]) -> int:
-    """How many tokens they begin with alike."""
+    """Number of tokens that they begin with alike."""
     for index, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return index

@@ -1,4 +1,4 @@
-"""What the tests of the SGLang adapter do again and again."""
+"""Steps that the tests of the SGLang adapter take again and again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an SGLang server is started. What is started here is the double, in the server's place."""
+"""Start of an SGLang server. What is started here is the double, in the server's place."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `python -m sglang.launch_server` finds."""
+    """Package that `python -m sglang.launch_server` finds."""
     package = tmp_path / "site" / "sglang"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()

@@ -1,4 +1,4 @@
-"""What the SGLang adapter makes of new weights, against a double of its server."""
+"""New weights at the SGLang adapter, against a double of its server."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_held_requests_may_keep_their_cache_only_where_steps_do_not_overlap(fold
 def test_an_overlapping_server_would_mislabel_a_token_of_a_request_that_is_held_in_place(
     folder: Path, publications: list[Publication]
 ) -> None:
-    """Why that pair is refused: by hand, past the adapter."""
+    """Reason why that pair is refused: by hand, past the adapter."""
 
     async def body(replica: SglangReplica, double: Double) -> None:
         request = await begun(replica, double)

@@ -1,4 +1,4 @@
-"""What is counted of the requests inside a vLLM server."""
+"""Counts of the requests inside a vLLM server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a vLLM server is started, found, and refused."""
+"""Start, discovery and refusal of a vLLM server."""
 
 from __future__ import annotations
 

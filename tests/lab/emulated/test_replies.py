@@ -1,4 +1,4 @@
-"""What an emulated replica says."""
+"""Replies of an emulated replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan tries: one thing at a time, and nothing that could have no effect."""
+"""Changes that a plan tries: one thing at a time, and nothing that could have no effect."""
 
 from __future__ import annotations
 

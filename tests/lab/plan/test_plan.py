@@ -146,7 +146,7 @@ def test_a_run_that_was_made_otherwise_than_was_set_is_not_compared(run: Path) -
 
 
 def test_on_one_machine_what_overlaps_is_slower(run: Path) -> None:
-    """Where engine and trainer share cores, collecting while the trainer trains gains less."""
+    """Collecting while the trainer trains gains less where engine and trainer share cores."""
     with Journal.open(run / FILE_NAME) as journal:
         base = base_of(journal, source="run")
     (change,) = (c for c in changes(base.world) if c.name == "max_lag 1")

@@ -1,4 +1,4 @@
-"""What is tried, what counts as a gain, and what is recommended."""
+"""Planner: what is tried, what counts as a gain, and what is recommended."""
 
 from __future__ import annotations
 

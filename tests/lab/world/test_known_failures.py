@@ -1,4 +1,4 @@
-"""What went wrong in other systems, each as a test. Rows about scheduling, groups, staleness, resume and liveness.
+"""Known failures of other systems, each as a test. Rows about scheduling, groups, staleness, resume and liveness.
 
     what went wrong                                  must hold                              tested by
     infrastructure failure trained as reward 0       neither gradient nor baseline          1

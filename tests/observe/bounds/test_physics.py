@@ -35,7 +35,7 @@ class Play:
 
 @dataclass(frozen=True)
 class Stage:
-    """Where programs are played. verify_in_slot: a slot is held to the end. together: siblings are on one replica."""
+    """Stage of played programs. verify_in_slot: a slot is held to the end. together: siblings are on one replica."""
 
     server: EmulatedEngineConfig
     replicas: int

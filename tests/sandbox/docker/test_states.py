@@ -1,4 +1,4 @@
-"""What a final state may do to its verifier, and what is left of states and sandboxes at a daemon."""
+"""Hostile final states at their verifier, and what is left of states and sandboxes at a daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which hosts a sandbox may reach: names, addresses, and names that lead to addresses they should not."""
+"""Hosts that a sandbox may reach: names, addresses, and names that lead to addresses they should not."""
 
 from __future__ import annotations
 

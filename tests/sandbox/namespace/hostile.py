@@ -1,4 +1,4 @@
-"""What the hostile tests share: one command in a sandbox that must answer afterwards."""
+"""Parts of the hostile tests: one command in a sandbox that must answer afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model may try against its host and its limits, and what the host shows or loses: nothing."""
+"""Attacks of a model on its host and its limits, and what the host shows or loses: nothing."""
 
 from __future__ import annotations
 

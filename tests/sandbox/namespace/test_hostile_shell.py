@@ -1,4 +1,4 @@
-"""What a model may do to its own shell and to what it talks to us by: the next command finds a shell that works."""
+"""Attacks of a model on its own shell and on what it talks to us by: the next command finds a shell that works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the figures say, of made-up publications; and every transport with a tiny model, in processes of their own."""
+"""Figures of made-up publications; and every transport with a tiny model, in processes of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read back from a journal is what the run was made with."""
+"""Fit to a journal: what is read back is what the run was made with."""
 
 from __future__ import annotations
 
