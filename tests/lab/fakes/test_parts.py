@@ -15,8 +15,8 @@ from muster.lab.collection.workload import Lognormal
 from muster.lab.fakes.engine import FakeReplica, logprobs_of
 from muster.lab.world.actor import STOP, Actor, CharTokenizer
 from muster.lab.world.chaos import Chaos, Fault
+from muster.lab.world.crashing_journal import CrashingJournal
 from muster.lab.world.faulty_engine import FaultyReplica
-from muster.lab.world.mortal_journal import MortalJournal
 from muster.lab.world.scenario import scenario
 from muster.lab.world.watched import WatchedEngine
 from muster.rollout.renderer import Renderer
@@ -24,9 +24,9 @@ from muster.types import Sampling, Session, Version
 
 
 def test_what_was_committed_before_a_death_survives_and_nothing_after_it() -> None:
-    journal = MortalJournal.in_memory(meta={})
+    journal = CrashingJournal.in_memory(meta={})
     deaths: list[int] = []
-    journal.doom(2, lambda: deaths.append(journal.count(DropRow)))
+    journal.crash_after(2, lambda: deaths.append(journal.count(DropRow)))
     for i in range(4):
         journal.record(DropRow(id=str(i), reason="r", at=0.0))
     assert deaths == [2]
@@ -35,9 +35,9 @@ def test_what_was_committed_before_a_death_survives_and_nothing_after_it() -> No
 
 
 def test_one_that_is_spared_goes_on() -> None:
-    journal = MortalJournal.in_memory(meta={})
-    journal.doom(1, lambda: pytest.fail("killed"))
-    journal.spare()
+    journal = CrashingJournal.in_memory(meta={})
+    journal.crash_after(1, lambda: pytest.fail("killed"))
+    journal.cancel_crash()
     journal.record(DropRow(id="a", reason="r", at=0.0))
     assert journal.survivor is None
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from muster.journal import Purpose
+from muster.lab.world.crashing_journal import CrashingJournal
 from muster.lab.world.laws import Law
-from muster.lab.world.mortal_journal import MortalJournal
 from muster.orchestrator.decisions.groups import Assembly, Closed
 from muster.orchestrator.decisions.reuse import joined
 from muster.orchestrator.decisions.scheduler import Scheduler
@@ -78,7 +78,7 @@ class BrokenScheduler(Scheduler):
         return replace(assembly, batch=replace(batch, groups=groups))
 
 
-class LossyJournal(MortalJournal):
+class LossyJournal(CrashingJournal):
     """Does not write down the attempts that were not graded."""
 
     def record_trajectory(self, trajectory: Trajectory, *, sibling: int, purpose: Purpose) -> None:

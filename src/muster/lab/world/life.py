@@ -25,10 +25,10 @@ from muster.lab.fakes.verifier import FakeVerifier, FakeVerifierFaults
 from muster.lab.world import breaks
 from muster.lab.world.actor import DONE_FILE, Actor, CharTokenizer
 from muster.lab.world.chaos import Chaos, Fault, stream
+from muster.lab.world.crashing_journal import CrashingJournal
 from muster.lab.world.faulty_engine import FaultyReplica
 from muster.lab.world.faulty_sandbox import FaultyBackend
 from muster.lab.world.laws import MAX_TOKENS_PER_TURN, REFERENCE_TOKENS_PER_S, Law, Laws
-from muster.lab.world.mortal_journal import MortalJournal
 from muster.lab.world.scenario import Scenario
 from muster.lab.world.watched import WatchedAttempts, WatchedEngine, WatchedKeeps, WatchedTrainer
 from muster.metrics import Metrics
@@ -87,14 +87,14 @@ class Cast:
 class RunProcess:
     """Parts of one process."""
 
-    journal: MortalJournal
+    journal: CrashingJournal
     backend: FaultyBackend
     pool: Pool
     scheduler: breaks.BrokenScheduler
     orchestrator: Orchestrator
 
 
-def begin(cast: Cast, journal: MortalJournal) -> RunProcess:
+def begin(cast: Cast, journal: CrashingJournal) -> RunProcess:
     """Start a process where the journal says that the run stands."""
     world, chaos = cast.scenario, cast.chaos
     backend = FaultyBackend(FakeBackend(disk=cast.disk), world, chaos, leaks=cast.broken is Law.SANDBOXES)

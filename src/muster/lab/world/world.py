@@ -23,9 +23,9 @@ from muster.journal import EventRow, Journal, KeepRow, StepRow, TrajectoryRow
 from muster.lab.world import breaks
 from muster.lab.world.account import check_end, check_life
 from muster.lab.world.chaos import Fault
+from muster.lab.world.crashing_journal import CrashingJournal
 from muster.lab.world.laws import STALL_S, Law, LawBroken
 from muster.lab.world.life import Cast, MakeEvaluate, begin
-from muster.lab.world.mortal_journal import MortalJournal
 from muster.lab.world.scenario import Scenario
 from muster.orchestrator.loops import AdmissionStopped
 
@@ -83,7 +83,7 @@ class World:
         self._check_times = check_times
         self._broken = broken
         self._stops: Counter[str] = Counter()
-        made = breaks.LossyJournal if broken is Law.COUNTS else MortalJournal
+        made = breaks.LossyJournal if broken is Law.COUNTS else CrashingJournal
         self.journal = made.in_memory(meta={"run": f"seed {scenario.seed}"})
 
     async def run(self) -> Lived:
@@ -119,9 +119,9 @@ class World:
         life = begin(cast, self.journal)
         main = asyncio.ensure_future(life.orchestrator.run())
         if number < len(self._scenario.kills):
-            life.journal.doom(self._scenario.kills[number], main.cancel)
+            life.journal.crash_after(self._scenario.kills[number], main.cancel)
         ended = await _ended(cast, main)
-        life.journal.spare()
+        life.journal.cancel_crash()
         await life.pool.close()
         backend, fleet = life.backend.inner, self._scenario.fleet
         cast.laws.check(Law.SANDBOXES, backend.live == 0, f"{backend.live} sandboxes are left")
@@ -149,7 +149,7 @@ class World:
             )
         return ended is True
 
-    def _killed(self, cast: Cast, dying: MortalJournal, survivor: MortalJournal) -> None:
+    def _killed(self, cast: Cast, dying: CrashingJournal, survivor: CrashingJournal) -> None:
         cast.chaos.injected[Fault.KILL] += 1
         self._stops["killed"] += 1
         dying.close()

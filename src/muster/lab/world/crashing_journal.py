@@ -1,4 +1,4 @@
-"""A journal in memory that can be killed with its process, between any two commits.
+"""A journal in memory that crashes with its process, between any two commits.
 
 Law: what was committed survives, nothing after it does. Death is a copy of the record at that instant; what the dying
 process still writes goes into the original, which nobody reads again.
@@ -12,22 +12,22 @@ from contextlib import contextmanager
 from muster.journal import Journal
 
 
-class MortalJournal(Journal):
+class CrashingJournal(Journal):
     """Journal in memory that is killed with its process.
 
-    Example: `journal.doom(40, main.cancel)` kills at the 40th commit from now; then read `journal.survivor`.
+    Example: `journal.crash_after(40, main.cancel)` kills at the 40th commit from now; then read `journal.survivor`.
     """
 
     _left = 0
     _kill: Callable[[], object] | None = None
-    survivor: MortalJournal | None = None
+    survivor: CrashingJournal | None = None
 
-    def doom(self, commits: int, kill: Callable[[], object]) -> None:
-        """After `commits` more of them, `kill()` is called, and `survivor` is what remains."""
+    def crash_after(self, commits: int, kill: Callable[[], object]) -> None:
+        """Call `kill()` after `commits` more of them; `survivor` is what remains."""
         self._left, self._kill = commits, kill
 
-    def spare(self) -> None:
-        """The process ended before its time came."""
+    def cancel_crash(self) -> None:
+        """Let it live: the process ended before its time came."""
         self._kill = None
 
     @contextmanager
