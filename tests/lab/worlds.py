@@ -11,7 +11,7 @@ from muster.journal import Journal
 from muster.lab.world.chaos import Fault
 from muster.lab.world.scenario import Scenario, Scheduling, scenario
 from muster.lab.world.simulate import check_times, evaluation
-from muster.lab.world.world import Lived, World
+from muster.lab.world.world import World, WorldResult
 
 
 def quiet(seed: int, **changes: Any) -> Scenario:
@@ -19,7 +19,7 @@ def quiet(seed: int, **changes: Any) -> Scenario:
     return replace(scenario(seed, ()), **{"scheduling": Scheduling(), **changes})
 
 
-def lived(world: Scenario, rates: Mapping[Fault, float] | None = None) -> tuple[Lived, Journal]:
+def lived(world: Scenario, rates: Mapping[Fault, float] | None = None) -> tuple[WorldResult, Journal]:
     """Live it. `rates`: the faults at work in it, and no others."""
     chosen = replace(world, rates=dict(rates or {}))
     made = World(chosen, evaluation, check_times)

@@ -110,6 +110,6 @@ def test_a_request_that_hangs_fails_at_its_deadline_and_is_written_down() -> Non
         with pytest.raises(EngineError, match="no answer within"):
             engine = WatchedEngine(Fleet([replica], RouterConfig(attempts=1)), chaos)
             await engine.generate(np.array([1], np.int32), Sampling(), Session(id="g0.0"))
-        return clock.now(), chaos.sabotaged
+        return clock.now(), chaos.faulted
 
     assert clock.run_virtual(main()) == (1800.0, {"g0.0"})

@@ -54,7 +54,7 @@ class Chaos:
         self.rates = dict(rates)
         self.rng = np.random.default_rng([seed, 1])
         self.injected: Counter[str] = Counter()
-        self.sabotaged: set[str] = set()  # launches that met a fault that ends an attempt
+        self.faulted: set[str] = set()  # launches that met a fault that ends an attempt
 
     def happens(self, fault: Fault) -> bool:
         rate = self.rates.get(fault, 0.0)
@@ -63,9 +63,9 @@ class Chaos:
         self.injected[fault] += 1
         return True
 
-    def sabotage(self, launch: str | None = None) -> None:
-        """The present attempt (or `launch`) was hit by what is not its model's doing."""
-        self.sabotaged.add(launch or ATTEMPT.get())
+    def mark_faulted(self, launch: str | None = None) -> None:
+        """Note that the present attempt (or `launch`) was hit by what is not its model's doing."""
+        self.faulted.add(launch or ATTEMPT.get())
 
 
 def stream(seed: int, name: str) -> np.random.Generator:

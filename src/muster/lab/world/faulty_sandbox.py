@@ -49,7 +49,7 @@ class FaultyBackend:
         chaos, boot_s = self._chaos, self._scenario.workload.boot_s
         await clock.sleep((_COLD_BOOT if chaos.happens(Fault.SLOW_BOOT) else boot_s).draw(chaos.rng))
         if chaos.happens(Fault.BOOT_FAILURE) or (self._outage and chaos.happens(Fault.BOOT_OUTAGE)):
-            chaos.sabotage(label)
+            chaos.mark_faulted(label)
             raise SandboxStartError(f"{label}: injected")
         sandbox = await self.inner.fork(snapshot, limits=limits, label=label, mounts=mounts, toolchain=toolchain)
         self.most_live = max(self.most_live, self.inner.live)
@@ -111,11 +111,11 @@ class FaultySandbox:
         """Inject what may happen to a sandbox while something is done to it."""
         chaos = self._chaos
         if chaos.happens(Fault.SANDBOX_HANG):
-            chaos.sabotage()
+            chaos.mark_faulted()
             await asyncio.Event().wait()
         if chaos.happens(Fault.SANDBOX_SLOW):
             await clock.sleep(_STALL.draw(chaos.rng))
         if chaos.happens(Fault.SANDBOX_DEATH):
-            chaos.sabotage()
+            chaos.mark_faulted()
             self._inner.lose()
             raise SandboxLost(f"{self.id}: injected", by_agent=False, evidence={"injected": True})

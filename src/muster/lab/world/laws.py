@@ -96,7 +96,7 @@ class Laws:
         """
         self._live.clear()
         self._seen.trained = {member: step for member, step in self._seen.trained.items() if step < steps}
-        self._chaos.sabotaged.clear()  # a launch that died uncommitted is launched again under the same id
+        self._chaos.faulted.clear()  # a launch that died uncommitted is launched again under the same id
         self.progress()
 
     def progress(self) -> None:
@@ -118,11 +118,11 @@ class Laws:
 
     def ended(self, launch: Launch, trajectory: Trajectory) -> None:
         self.progress()
-        sabotaged = launch.id in self._chaos.sabotaged
+        faulted = launch.id in self._chaos.faulted
         graded = isinstance(trajectory.outcome, Graded)
-        self.check(Law.ATTRIBUTION, not (sabotaged and graded), f"{launch.id} was hit and is {trajectory.outcome}")
+        self.check(Law.ATTRIBUTION, not (faulted and graded), f"{launch.id} was hit and is {trajectory.outcome}")
         blamed = trajectory.outcome.cause is Cause.ENGINE_FAILED
-        self.check(Law.ATTRIBUTION, sabotaged or not blamed, f"{launch.id}: no engine failed it")
+        self.check(Law.ATTRIBUTION, faulted or not blamed, f"{launch.id}: no engine failed it")
         self._continued(launch, trajectory)
         self._versions(trajectory)
         self._budget(trajectory)

@@ -1,6 +1,6 @@
 """One life of the orchestrator in a simulated world: the process that a resume starts and a kill ends.
 
-    Cast (outlives it: replicas, tasks, chaos, laws) + journal ─► RunProcess: scheduler, loops, pool, trainer, rollouts
+    SharedParts (outlive it: replicas, tasks, chaos, laws) + journal ─► RunProcess: scheduler, loops, pool, trainer
 
 Law: everything above the ports is what production runs; what is below them is fake, and watched.
 """
@@ -63,8 +63,8 @@ _NOWHERE = Path("/nowhere")
 _CANARY = np.array([ord(c) for c in "canary"], np.int32)
 
 
-class Cast:
-    """Parts of a world before and after any life: its chance, its laws, its engines and its tasks."""
+class SharedParts:
+    """Parts of a world that all its lives share: its chance, its laws, its engines and its tasks."""
 
     def __init__(self, scenario: Scenario, make_evaluate: MakeEvaluate, broken: Law | None) -> None:
         self.scenario = scenario
@@ -94,48 +94,48 @@ class RunProcess:
     orchestrator: Orchestrator
 
 
-def begin(cast: Cast, journal: CrashingJournal) -> RunProcess:
+def begin(shared: SharedParts, journal: CrashingJournal) -> RunProcess:
     """Start a process where the journal says that the run stands."""
-    world, chaos = cast.scenario, cast.chaos
-    backend = FaultyBackend(FakeBackend(disk=cast.disk), world, chaos, leaks=cast.broken is Law.SANDBOXES)
+    world, chaos = shared.scenario, shared.chaos
+    backend = FaultyBackend(FakeBackend(disk=shared.disk), world, chaos, leaks=shared.broken is Law.SANDBOXES)
     pool = Pool(BoundedBackend(backend, DeadlineConfig()), _sandboxes(world))
     schedule, agent = _schedule(world), _agent(world)
-    breaks.settings(cast.broken, schedule, agent)
-    serving = Fleet(cast.replicas, RouterConfig(policy=world.fleet.routing, probe_every_s=10.0))
+    breaks.settings(shared.broken, schedule, agent)
+    serving = Fleet(shared.replicas, RouterConfig(policy=world.fleet.routing, probe_every_s=10.0))
     engine = WatchedEngine(serving, chaos)
-    keeps = WatchedKeeps(journal, pool.backend, float(agent["keep_every_s"]), cast.laws)
+    keeps = WatchedKeeps(journal, pool.backend, float(agent["keep_every_s"]), shared.laws)
     rollout = Rollout(
         agent=Agent(engine=engine, renderer=Renderer(CharTokenizer()), config=AgentConfig.model_validate(agent)),
         pool=pool,
-        verifier=_verifier(cast, backend.inner),
+        verifier=_verifier(shared, backend.inner),
         keeper=keeps,
         released=serving.release,
     )
-    attempts = WatchedAttempts(breaks.BrokenAttempts(rollout, cast.broken), cast.laws)
+    attempts = WatchedAttempts(breaks.BrokenAttempts(rollout, shared.broken), shared.laws)
     dispatcher = Dispatcher(journal, attempts, keeps)
-    here = _standing(cast, journal)
-    curriculum = _curriculum(cast, here)
+    here = _standing(shared, journal)
+    curriculum = _curriculum(shared, here)
     scheduler = breaks.BrokenScheduler(SchedulerConfig.model_validate(schedule), curriculum, steps=world.steps)
-    scheduler.broken = cast.broken
+    scheduler.broken = shared.broken
     parts = Parts(
         journal=journal,
         metrics=Metrics([JournalSink(journal)]),
         scheduler=scheduler,
         curriculum=curriculum,
         dispatcher=dispatcher,
-        trainer=_trainer(cast),
-        publisher=_publisher(cast, serving.replicas),
+        trainer=_trainer(shared),
+        publisher=_publisher(shared, serving.replicas),
         engines=serving.replicas,
         serves=serving.serving,
         retire=lambda publication: None,
-        evaluate=cast.make_evaluate(journal, dispatcher, engine, cast.tasks[:2]),
+        evaluate=shared.make_evaluate(journal, dispatcher, engine, shared.tasks[:2]),
         prefetch=rollout.prefetch,
         pool_status=PoolStatus,
         on_status=lambda status: None,
         groups_per_batch=world.groups_per_batch,
         canary=_CANARY,
         temperature=1.0,
-        divergence_limit=_divergence_limit(cast),
+        divergence_limit=_divergence_limit(shared),
     )
     return RunProcess(
         journal=journal,
@@ -146,10 +146,10 @@ def begin(cast: Cast, journal: CrashingJournal) -> RunProcess:
     )
 
 
-def _standing(cast: Cast, journal: MortalJournal) -> Standing:
-    tasks = {t.id: t for t in cast.tasks}
-    found = standing(journal, _NOWHERE, tasks, exists=cast.checkpoints.__contains__)
-    return breaks.standing(cast.broken, found)
+def _standing(shared: SharedParts, journal: CrashingJournal) -> Standing:
+    tasks = {t.id: t for t in shared.tasks}
+    found = standing(journal, _NOWHERE, tasks, exists=shared.checkpoints.__contains__)
+    return breaks.standing(shared.broken, found)
 
 
 def _sandboxes(world: Scenario) -> SandboxConfig:
@@ -157,9 +157,9 @@ def _sandboxes(world: Scenario) -> SandboxConfig:
     return SandboxConfig(slots=fleet.sandboxes, warm=fleet.warm, verifier_slots=fleet.verifiers, slice_s=fleet.slice_s)
 
 
-def _curriculum(cast: Cast, here: Standing) -> Curriculum:
-    rng = stream(cast.scenario.seed, f"curriculum/{here.submissions}")
-    curriculum = Curriculum(cast.tasks, CurriculumConfig(), rng)
+def _curriculum(shared: SharedParts, here: Standing) -> Curriculum:
+    rng = stream(shared.scenario.seed, f"curriculum/{here.submissions}")
+    curriculum = Curriculum(shared.tasks, CurriculumConfig(), rng)
     if here.curriculum:
         curriculum.restore(here.curriculum)
     return curriculum
@@ -178,32 +178,32 @@ def _replica(world: Scenario, index: int, actor: Actor, chaos: Chaos) -> FaultyR
     return FaultyReplica(FakeReplica(f"engine{index}", policy=actor.reply, rates=rates), chaos)
 
 
-def _trainer(cast: Cast) -> WatchedTrainer:
-    world = cast.scenario
+def _trainer(shared: SharedParts) -> WatchedTrainer:
+    world = shared.scenario
     config = FakeTrainerConfig(step_s=world.fleet.step_s, drift_m2=world.scheduling.drift**2)
-    inner = FakeTrainer(config, memory=cast.checkpoints)
-    return WatchedTrainer(inner, cast.laws, cast.chaos, forgets=cast.broken is Law.WEIGHTS)
+    inner = FakeTrainer(config, memory=shared.checkpoints)
+    return WatchedTrainer(inner, shared.laws, shared.chaos, forgets=shared.broken is Law.WEIGHTS)
 
 
-def _divergence_limit(cast: Cast) -> DivergenceLimit | None:
-    limit = cast.scenario.scheduling.refill_k3
-    if limit is None or cast.broken is Law.DIVERGENCE:
+def _divergence_limit(shared: SharedParts) -> DivergenceLimit | None:
+    limit = shared.scenario.scheduling.refill_k3
+    if limit is None or shared.broken is Law.DIVERGENCE:
         return None
     return DivergenceLimit(max_k3=limit, action="refill")
 
 
-def _publisher(cast: Cast, replicas: Sequence[Replica]) -> Publisher:
-    fleet = cast.scenario.fleet
+def _publisher(shared: SharedParts, replicas: Sequence[Replica]) -> Publisher:
+    fleet = shared.scenario.fleet
     # the canary's own tolerance: fake trainer and fake engine make up different numbers
     config = PublisherConfig(in_flight=fleet.in_flight, cache=fleet.cache, canary_tolerance=100.0)
     return Publisher(replicas, config)
 
 
-def _verifier(cast: Cast, backend: FakeBackend) -> FakeVerifier:
-    rates, injected = cast.scenario.rates, cast.chaos.injected
+def _verifier(shared: SharedParts, backend: FakeBackend) -> FakeVerifier:
+    rates, injected = shared.scenario.rates, shared.chaos.injected
 
     def score(task: Task, state: Snapshot) -> float | Problem:
-        if task.id in cast.unverifiable:
+        if task.id in shared.unverifiable:
             injected[Fault.VERIFIER_BROKEN] += 1
             return Problem.MISSING
         return 1.0 if backend.file(state, DONE_FILE) else 0.0
@@ -213,8 +213,8 @@ def _verifier(cast: Cast, backend: FakeBackend) -> FakeVerifier:
         hang=rates.get(Fault.VERIFIER_HANG, 0.0),
         interruption=rates.get(Fault.VERIFIER_LOST, 0.0),
     )
-    latency_s = cast.scenario.workload.verify_s
-    return FakeVerifier(score, latency_s=latency_s, faults=faults, rng=cast.chaos.rng, injected=injected)
+    latency_s = shared.scenario.workload.verify_s
+    return FakeVerifier(score, latency_s=latency_s, faults=faults, rng=shared.chaos.rng, injected=injected)
 
 
 def _loop(world: Scenario) -> LoopConfig:

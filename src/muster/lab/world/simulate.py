@@ -1,6 +1,6 @@
 """`muster sim`: many seeded worlds, each lived by the real orchestrator under faults, and held against the laws.
 
-    seeds ─► worker processes: scenario ─► World.run ─► Lived ─► table by fault, one line for each failing seed
+    seeds ─► worker processes: scenario ─► World.run ─► WorldResult ─► table by fault, one line for each failing seed
 
 Law: worlds share nothing, so that a failing seed fails alone and again: its line is the command that reproduces it.
 The simulation may not see evaluation and reports; here they are put into it, so that they are tried as well.
@@ -26,7 +26,7 @@ from muster.lab.world.chaos import Fault
 from muster.lab.world.laws import Law
 from muster.lab.world.life import Evaluate
 from muster.lab.world.scenario import scenario
-from muster.lab.world.world import Lived, Violation, World
+from muster.lab.world.world import Violation, World, WorldResult
 from muster.observe.critical_path import batch_time
 from muster.orchestrator.config import EvaluateConfig
 from muster.orchestrator.dispatch import Dispatcher
@@ -70,10 +70,10 @@ def options(*, seeds: int, first: int, jobs: int, faults: Sequence[str] = (), br
 def run_simulation(chosen: SimOptions, say: Callable[[str], None]) -> BenchResult:
     """Live all worlds; `say` gets progress, failures and the summary."""
     began = clock.now()
-    lives: list[Lived] = []
-    violations: list[Lived] = []
+    lives: list[WorldResult] = []
+    violations: list[WorldResult] = []
     failures: list[str] = []
-    for lived in _lived(chosen):
+    for lived in _results(chosen):
         lives.append(lived)
         if lived.violation is not None:
             violations.append(lived)
@@ -103,7 +103,7 @@ def run_simulation(chosen: SimOptions, say: Callable[[str], None]) -> BenchResul
     )
 
 
-def live(seed: int, faults: Sequence[Fault] = tuple(Fault), broken: Law | None = None) -> Lived:
+def live(seed: int, faults: Sequence[Fault] = tuple(Fault), broken: Law | None = None) -> WorldResult:
     """One world, in this process. Deterministic: the journal's bytes are those of every other process."""
     world = World(scenario(seed, faults), evaluation, check_times, broken=broken)
     return clock.run_virtual(world.run())
@@ -155,11 +155,11 @@ class _Worker:
     faults: tuple[Fault, ...]
     broken: Law | None
 
-    def __call__(self, seed: int) -> Lived:
+    def __call__(self, seed: int) -> WorldResult:
         return live(seed, self.faults, self.broken)
 
 
-def _lived(chosen: SimOptions) -> Iterator[Lived]:
+def _results(chosen: SimOptions) -> Iterator[WorldResult]:
     """In order of the seeds, whichever ends first."""
     seeds = range(chosen.first, chosen.first + chosen.seeds)
     worker = _Worker(chosen.faults, chosen.broken)
@@ -177,7 +177,7 @@ def _begin_worker() -> None:
     gc.set_threshold(100_000, 20, 20)
 
 
-def _failure(lived: Lived, violation: Violation, chosen: SimOptions, *, shrink: bool) -> str:
+def _failure(lived: WorldResult, violation: Violation, chosen: SimOptions, *, shrink: bool) -> str:
     faults = chosen.faults
     if shrink:
         faults = shrunk(lived.seed, violation.law, faults, broken=chosen.broken)
@@ -186,7 +186,7 @@ def _failure(lived: Lived, violation: Violation, chosen: SimOptions, *, shrink: 
     return f"{violation.message}\n  muster sim --first {lived.seed} --seeds 1{words}{broken}"
 
 
-def _summary(lives: Sequence[Lived], wall_s: float) -> str:
+def _summary(lives: Sequence[WorldResult], wall_s: float) -> str:
     hours = sum(w.virtual_s for w in lives) / 3600
     return (
         f"{len(lives)} worlds of {sum(w.lives for w in lives)} lives: {sum(w.steps for w in lives)} steps, "
@@ -194,7 +194,7 @@ def _summary(lives: Sequence[Lived], wall_s: float) -> str:
     )
 
 
-def _rows(lives: Sequence[Lived], faults: Sequence[Fault]) -> list[dict[str, str | int | float]]:
+def _rows(lives: Sequence[WorldResult], faults: Sequence[Fault]) -> list[dict[str, str | int | float]]:
     return [
         {
             "fault": str(fault),
@@ -205,7 +205,7 @@ def _rows(lives: Sequence[Lived], faults: Sequence[Fault]) -> list[dict[str, str
     ]
 
 
-def _targets(chosen: SimOptions, lives: Sequence[Lived], violations: Sequence[Lived]) -> list[Target]:
+def _targets(chosen: SimOptions, lives: Sequence[WorldResult], violations: Sequence[WorldResult]) -> list[Target]:
     if chosen.broken is None:
         return [Target(name="sim_violations", value=len(violations), operator="<=", threshold=0)]
     caught = [w for w in violations if w.violation and w.violation.law is chosen.broken]

@@ -60,7 +60,7 @@ class WatchedEngine:
         try:
             return await self._inner.generate(tokens, sampling, session)
         except EngineError:
-            self._chaos.sabotage(session.id)
+            self._chaos.mark_faulted(session.id)
             raise
 
     async def score(self, tokens: Ints, *, temperature: float) -> Scores:

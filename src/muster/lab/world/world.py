@@ -25,7 +25,7 @@ from muster.lab.world.account import check_end, check_life
 from muster.lab.world.chaos import Fault
 from muster.lab.world.crashing_journal import CrashingJournal
 from muster.lab.world.laws import STALL_S, Law, LawBroken
-from muster.lab.world.life import Cast, MakeEvaluate, begin
+from muster.lab.world.life import MakeEvaluate, SharedParts, begin
 from muster.lab.world.scenario import Scenario
 from muster.orchestrator.loops import AdmissionStopped
 
@@ -50,7 +50,7 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lived:
+class WorldResult:
     """Result of a world. `journal`: sha256 of the record's bytes."""
 
     seed: int
@@ -67,7 +67,7 @@ class Lived:
 class World:
     """Simulated world of one scenario.
 
-    Example: `clock.run_virtual(World(scenario(7), make_evaluate, check_times).run())` gives a `Lived`.
+    Example: `clock.run_virtual(World(scenario(7), make_evaluate, check_times).run())` gives a `WorldResult`.
     """
 
     def __init__(
@@ -86,82 +86,82 @@ class World:
         made = breaks.LossyJournal if broken is Law.COUNTS else CrashingJournal
         self.journal = made.in_memory(meta={"run": f"seed {scenario.seed}"})
 
-    async def run(self) -> Lived:
+    async def run(self) -> WorldResult:
         """Live it to its end, or to the first broken law."""
-        cast = Cast(self._scenario, self._make_evaluate, self._broken)
+        shared = SharedParts(self._scenario, self._make_evaluate, self._broken)
         lives, violation = 0, None
-        async with _mishaps(cast):
+        async with _mishaps(shared):
             try:
-                while not await self._life(cast, lives):
+                while not await self._life(shared, lives):
                     lives += 1
-                    cast.laws.check(Law.LIVENESS, lives < MAX_LIVES, f"not done after {lives} lives")
+                    shared.laws.check(Law.LIVENESS, lives < MAX_LIVES, f"not done after {lives} lives")
                     await clock.sleep(OPERATOR_S)
                 check_end(self.journal, self._scenario.steps)
                 wrong = self._check_times(self.journal)
-                cast.laws.check(Law.TTB, not wrong, "; ".join(wrong))
+                shared.laws.check(Law.TTB, not wrong, "; ".join(wrong))
             except LawBroken as broken:
                 violation = Violation(law=broken.law, at=broken.at, message=str(broken))
-        return Lived(
+        return WorldResult(
             seed=self._scenario.seed,
             lives=lives + 1,
             steps=self.journal.count(StepRow),
             trajectories=self.journal.count(TrajectoryRow),
             virtual_s=clock.now(),
-            injected=dict(cast.chaos.injected),
+            injected=dict(shared.chaos.injected),
             stops=dict(self._stops),
             journal=hashlib.sha256(self.journal.to_bytes()).hexdigest(),
             violation=violation,
         )
 
-    async def _life(self, cast: Cast, number: int) -> bool:
+    async def _life(self, shared: SharedParts, number: int) -> bool:
         """One process of the orchestrator. True when the run is done; raises `LawBroken`."""
-        cast.laws.new_life(self.journal.count(StepRow))
-        life = begin(cast, self.journal)
+        shared.laws.new_life(self.journal.count(StepRow))
+        life = begin(shared, self.journal)
         main = asyncio.ensure_future(life.orchestrator.run())
         if number < len(self._scenario.kills):
             life.journal.crash_after(self._scenario.kills[number], main.cancel)
-        ended = await _ended(cast, main)
+        ended = await _ended(shared, main)
         life.journal.cancel_crash()
         await life.pool.close()
         backend, fleet = life.backend.inner, self._scenario.fleet
-        cast.laws.check(Law.SANDBOXES, backend.live == 0, f"{backend.live} sandboxes are left")
-        cast.laws.check(Law.SANDBOXES, backend.snapshots <= 1, f"{backend.snapshots} states are left")
+        shared.laws.check(Law.SANDBOXES, backend.live == 0, f"{backend.live} sandboxes are left")
+        shared.laws.check(Law.SANDBOXES, backend.snapshots <= 1, f"{backend.snapshots} states are left")
         most = life.backend.most_live
-        cast.laws.check(Law.SLOTS, most <= fleet.sandboxes + fleet.verifiers, f"{most} sandboxes were alive at once")
+        shared.laws.check(Law.SLOTS, most <= fleet.sandboxes + fleet.verifiers, f"{most} sandboxes were alive at once")
         record = life.journal.survivor or life.journal
         wanted = {s for row in record.rows(KeepRow) for s in (row.snapshot, row.previous)}
-        unwanted = cast.disk.kept.keys() - wanted
+        unwanted = shared.disk.kept.keys() - wanted
         if life.journal.survivor is not None:
-            cast.wordless |= unwanted
-            self._killed(cast, life.journal, life.journal.survivor)
+            shared.wordless |= unwanted
+            self._killed(shared, life.journal, life.journal.survivor)
             return False
         if isinstance(ended, BaseException):
-            self._stopped(cast, ended)
-        kept = unwanted - cast.wordless if ended is not True else cast.disk.kept.keys() - cast.wordless
-        cast.laws.check(Law.SANDBOXES, not kept, f"{len(kept)} kept states are left")
+            self._stopped(shared, ended)
+        kept = unwanted - shared.wordless if ended is not True else shared.disk.kept.keys() - shared.wordless
+        shared.laws.check(Law.SANDBOXES, not kept, f"{len(kept)} kept states are left")
         if life.scheduler.restored:
             check_life(
                 life.journal,
                 life.scheduler.statistics(),
                 self._scenario,
                 resumes=number,
-                reached_s=cast.laws.reached_s,
+                reached_s=shared.laws.reached_s,
             )
         return ended is True
 
-    def _killed(self, cast: Cast, dying: CrashingJournal, survivor: CrashingJournal) -> None:
-        cast.chaos.injected[Fault.KILL] += 1
+    def _killed(self, shared: SharedParts, dying: CrashingJournal, survivor: CrashingJournal) -> None:
+        shared.chaos.injected[Fault.KILL] += 1
         self._stops["killed"] += 1
         dying.close()
         self.journal = survivor
-        for replica in cast.replicas:  # half of the engines die with the orchestrator, the others serve on
-            if cast.chaos.rng.random() < 0.5:
+        for replica in shared.replicas:  # half of the engines die with the orchestrator, the others serve on
+            if shared.chaos.rng.random() < 0.5:
                 replica.inner.crash("its orchestrator was killed")
                 replica.inner.restart()
-        if cast.chaos.rng.random() < MACHINE_LOST:
-            cast.disk.kept.clear()
+        if shared.chaos.rng.random() < MACHINE_LOST:
+            shared.disk.kept.clear()
 
-    def _stopped(self, cast: Cast, error: BaseException) -> None:
+    def _stopped(self, shared: SharedParts, error: BaseException) -> None:
         """A stop by the world's failures is what production does; anything else is a broken law."""
         found = list(leaves(error))
         for leaf in found:
@@ -171,20 +171,20 @@ class World:
         if surprises:
             raise LawBroken(Law.CRASH, repr(surprises[0])) from surprises[0]
         for leaf in found:
-            serving = [r.name for r in cast.replicas if r.inner.serves]
+            serving = [r.name for r in shared.replicas if r.inner.serves]
             unneeded = isinstance(leaf, EngineError) and serving
-            cast.laws.check(Law.LIVENESS, not unneeded, f"stopped by {leaf}, and {serving} serve")
+            shared.laws.check(Law.LIVENESS, not unneeded, f"stopped by {leaf}, and {serving} serve")
         self._stops[type(found[0]).__name__] += 1
         self.journal.record(EventRow(at=clock.now(), kind="stopped", message=str(found[0])))
 
 
-async def _ended(cast: Cast, main: asyncio.Future[bool]) -> bool | BaseException:
+async def _ended(shared: SharedParts, main: asyncio.Future[bool]) -> bool | BaseException:
     """Wait for what `main` comes to. Raises `LawBroken` when nothing ends for `STALL_S`."""
     while not main.done():
         with contextlib.suppress(TimeoutError):
             async with clock.timeout(STALL_S / 4):
                 await asyncio.gather(asyncio.shield(main), return_exceptions=True)
-        stalled_s = clock.now() - cast.laws.progress_at
+        stalled_s = clock.now() - shared.laws.progress_at
         if not main.done() and stalled_s > STALL_S:
             stuck = LawBroken(Law.LIVENESS, f"nothing ended for {stalled_s:.0f} s")
             main.cancel()
@@ -196,10 +196,10 @@ async def _ended(cast: Cast, main: asyncio.Future[bool]) -> bool | BaseException
 
 
 @contextlib.asynccontextmanager
-async def _mishaps(cast: Cast) -> AsyncGenerator[None]:
+async def _mishaps(shared: SharedParts) -> AsyncGenerator[None]:
     """Replicas crash and restart while the run goes on."""
-    faults = cast.scenario.rates.keys() & {Fault.ENGINE_CRASH, Fault.ENGINE_RESTART}
-    tasks = [asyncio.ensure_future(r.mishaps()) for r in cast.replicas if faults]
+    faults = shared.scenario.rates.keys() & {Fault.ENGINE_CRASH, Fault.ENGINE_RESTART}
+    tasks = [asyncio.ensure_future(r.mishaps()) for r in shared.replicas if faults]
     try:
         yield
     finally:
