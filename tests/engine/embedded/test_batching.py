@@ -32,7 +32,7 @@ def engine(weights: PackedWeights | None = None, **settings: Any) -> BatchingEng
     config = EmbeddedEngineConfig.model_validate(
         {"dtype": "float32", "max_streams": 4, "max_model_len": 256, "kv_capacity_tokens": 8 * 256} | settings
     )
-    return BatchingEngine(config, weights or packed(), name="core", version=0, born=clock.now())
+    return BatchingEngine(config, weights or packed(), name="core", version=0, started_at=clock.now())
 
 
 def tokens(seed: int, length: int) -> Ints:

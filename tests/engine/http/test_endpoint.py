@@ -94,7 +94,7 @@ def test_a_dead_server_is_not_called_and_a_broken_connection_says_why() -> None:
 
     async def calling() -> None:
         async with endpoint(unused) as client:
-            client.pronounce_dead("out of memory")
+            client.mark_dead("out of memory")
             with pytest.raises(EngineError, match="r0 is dead: out of memory"):
                 await client.call("POST", "/call")
         nobody = Endpoint("r1", "http://127.0.0.1:9")

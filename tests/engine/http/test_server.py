@@ -29,7 +29,7 @@ def serve(body: Callable[[Client], Awaitable[None]]) -> None:
     async def main() -> None:
         config = EmbeddedEngineConfig(dtype="float32", max_streams=2, max_model_len=128, kv_capacity_tokens=1024)
         weights = pack(tiny.CONFIG, tiny.random_state(0), torch.float32)
-        core = BatchingEngine(config, weights, name="r", version=3, born=clock.now())
+        core = BatchingEngine(config, weights, name="r", version=3, started_at=clock.now())
         engine = EngineThread(core, Receiver(label="test-server"), threads=1)
         async with TestClient(TestServer(application(engine, "secret"), handler_cancellation=True)) as client:
             await body(client)

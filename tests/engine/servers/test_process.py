@@ -119,7 +119,7 @@ def test_with_grace_it_may_end_by_itself() -> None:
         script = f"trap 'echo tidied >&2; exit 0' TERM; echo ready; {FOREVER.replace('60', '0.05')}"
         async with spawn(sh(script), name="s", env=ENV, grace_s=10) as server:
             await server.first_line(10)
-        assert server.last_words == "tidied"
+        assert server.last_output == "tidied"
 
     run(body())
 

@@ -39,7 +39,7 @@ class Client:
     async def __aexit__(self, *error: object) -> None:
         self.connected = False
 
-    def pronounce_dead(self, reason: str) -> None:
+    def mark_dead(self, reason: str) -> None:
         self.death = reason
 
 

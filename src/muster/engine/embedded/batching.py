@@ -53,9 +53,9 @@ class BatchingEngine:
     """One replica's core. Not thread-safe: see `engine.embedded.thread`."""
 
     def __init__(
-        self, config: EmbeddedEngineConfig, weights: PackedWeights, *, name: str, version: int, born: float
+        self, config: EmbeddedEngineConfig, weights: PackedWeights, *, name: str, version: int, started_at: float
     ) -> None:
-        """born: when loading began, on `clock.now()`."""
+        """started_at: when loading began, on `clock.now()`."""
         self.config, self.name = config, name
         self.weights, self.version = weights, Version(number=version, digest=weights.digest)
         self._staged: tuple[Version, PackedWeights] | None = None
@@ -68,7 +68,7 @@ class BatchingEngine:
         self._done: dict[str, Done] = {}
         self._rng = np.random.default_rng(config.seed)
         self._counters = _Counters()
-        self._timeline = Timeline(born)
+        self._timeline = Timeline(started_at)
         self._pausing: InFlight | None = None
         self._paused: Pause | None = None
         self._drained: list[Callable[[Pause], None]] = []

@@ -73,11 +73,11 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Embedde
 
 
 async def _serve(options: argparse.Namespace, config: EmbeddedEngineConfig, token: str | None) -> int:
-    born = clock.now()
+    started_at = clock.now()
     if config.threads:
         torch.set_num_threads(config.threads)
     weights = load(options.model, getattr(torch, config.dtype))
-    core = BatchingEngine(config, weights, name=options.name, version=options.version_number, born=born)
+    core = BatchingEngine(config, weights, name=options.name, version=options.version_number, started_at=started_at)
     receiver = Receiver(label=options.name, base=options.model)
     engine = EngineThread(core, receiver, threads=config.threads)
     runner = web.AppRunner(application(engine, token), handler_cancellation=True, access_log=None)

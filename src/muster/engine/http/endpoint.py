@@ -44,7 +44,7 @@ class Endpoint:
     async def close(self) -> None:
         await self._http.close()
 
-    def pronounce_dead(self, reason: str) -> None:
+    def mark_dead(self, reason: str) -> None:
         """Fail all calls from now on, for `reason`: whoever runs the server saw it end."""
         self._death = reason
 

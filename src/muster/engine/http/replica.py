@@ -57,9 +57,9 @@ class HttpReplica:
     ) -> None:
         await self._server.close()
 
-    def pronounce_dead(self, reason: str) -> None:
+    def mark_dead(self, reason: str) -> None:
         """Fail all calls from now on, for `reason`: whoever runs the engine saw it end."""
-        self._server.pronounce_dead(reason)
+        self._server.mark_dead(reason)
 
     async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
         body = wire.generate_to_json(tokens, sampling, uuid.uuid4().hex)

@@ -51,7 +51,7 @@ class ServerProcess:
         self._ending = asyncio.ensure_future(self._end())
 
     @property
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         return " | ".join(self._words) or "it said nothing"
 
     async def first_line(self, timeout_s: float) -> str:
@@ -98,7 +98,7 @@ class ServerProcess:
             async with clock.timeout(timeout_s):
                 return await task
         except TimeoutError:
-            raise EngineError(f"{self.name}: not ready within {timeout_s:g} s: {self.last_words}") from None
+            raise EngineError(f"{self.name}: not ready within {timeout_s:g} s: {self.last_output}") from None
         except asyncio.CancelledError:
             if us.cancelling() or not self._ending.done():
                 raise
@@ -115,7 +115,7 @@ class ServerProcess:
             async with clock.timeout(_LAST_WORDS_S):
                 await asyncio.shield(self._readers)
         self._readers.cancel()
-        return f"its process ended with {code}: {self.last_words}"
+        return f"its process ended with {code}: {self.last_output}"
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -156,7 +156,7 @@ async def spawn(
         async with spawn([sys.executable, "-m", "muster.engine.embedded.serve", ...], name="r0", env=env) as server:
             url = json.loads(await server.first_line(timeout_s=120))["url"]
             async with HttpReplica("r0", url) as replica:
-                server.on_end(replica.pronounce_dead)
+                server.on_end(replica.mark_dead)
                 ...
     """
     with _appended(log) as file:

@@ -19,7 +19,7 @@ OnEnd = Callable[[str], None]
 
 
 class Silence:
-    """How long a server has not answered, counted from the first question that it left open. Pure.
+    """Time that a server has not answered, counted from the first question that it left open. Pure.
 
     Example: `s = Silence(300.0); s.unanswered(0.0, 10.0); s.unanswered(295.0, 305.0)` gives None, then 305.0
     """

@@ -25,7 +25,7 @@ _PROBE_S = 5.0
 class Client(AbstractAsyncContextManager["Client"], Protocol):
     """A replica behind HTTP; entering it connects."""
 
-    def pronounce_dead(self, reason: str) -> None: ...
+    def mark_dead(self, reason: str) -> None: ...
 
     async def __aenter__(self) -> Self: ...
 
@@ -57,7 +57,7 @@ async def started(
     """
     async with spawn(command, name=name, env=env, grace_s=_GRACE_S, log=log) as server:
         client = replica(await ready(server))
-        server.on_end(client.pronounce_dead)
+        server.on_end(client.mark_dead)
         async with client:
             server.on_end(on_end)
             yield client

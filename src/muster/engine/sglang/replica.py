@@ -111,9 +111,9 @@ class SglangReplica:
         await self._server.close()
         self._staging.close()
 
-    def pronounce_dead(self, reason: str) -> None:
+    def mark_dead(self, reason: str) -> None:
         """Fail all calls from now on, for `reason`: whoever runs the server saw it end."""
-        self._server.pronounce_dead(reason)
+        self._server.mark_dead(reason)
 
     async def connect(self) -> None:
         """Check what this adapter relies on. Raises `EngineError` naming what the server must be started with."""

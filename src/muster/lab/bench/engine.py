@@ -139,7 +139,7 @@ def _engine(weights: PackedWeights, streams: int, dtype: str) -> BatchingEngine:
             "kv_capacity_tokens": 2 * max(streams, 4) * length,
         }
     )
-    return BatchingEngine(config, weights, name="bench", version=0, born=clock.now())
+    return BatchingEngine(config, weights, name="bench", version=0, started_at=clock.now())
 
 
 def _complete(engine: BatchingEngine, prompts: Sequence[Ints]) -> list[Completion]:

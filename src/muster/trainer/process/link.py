@@ -54,7 +54,7 @@ class Link:
     async def call(self, method: str, arguments: tuple[Any, ...] | TrainerSetup, keywords: dict[str, Any]) -> Any:
         """Raises what the method raised there, or `TrainerError` when the process is or becomes dead."""
         if self._death is not None:
-            raise self._obituary()
+            raise self._death_error()
         self._requests += 1
         request = TrainerCall(id=self._requests, method=method, arguments=arguments, keywords=keywords)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -102,9 +102,9 @@ class Link:
             self._death = why
         for call in self._calls.values():
             if not call.done():
-                call.set_exception(self._obituary())
+                call.set_exception(self._death_error())
 
-    def _obituary(self) -> TrainerError:
+    def _death_error(self) -> TrainerError:
         stderr = "\n".join(self._stderr)
         return TrainerError(f"{self._death}:\n{stderr}" if stderr else f"{self._death}", {"stderr": stderr})
 
