@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 from muster.config import RunConfig
-from rules import configured, folders, mirror, names, options, patching, purity, records, size, strictness
+from rules import configured, docstrings, folders, mirror, names, options, patching, purity, records, size, strictness
 from rules.tree import Tree
 
 ROOT = Path(__file__).parent.parent
-RULES = (configured, folders, mirror, names, patching, purity, records, size, strictness)
+RULES = (configured, docstrings, folders, mirror, names, patching, purity, records, size, strictness)
 HEAVY = ("torch", "transformers", "matplotlib")
 """Packages that an import of Muster alone must not load."""
 

@@ -23,7 +23,7 @@ def install(extra: str) -> str:
 
 
 def remedy(error: ModuleNotFoundError) -> str | None:
-    """What to do about a module that is missing; None if no extra brings it.
+    """Advice for a module that is missing; None if no extra brings it.
 
     Example: `"torch is missing: pip install 'muster-rl[train]'"`
     """

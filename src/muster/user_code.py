@@ -19,7 +19,7 @@ from muster.errors import ConfigError
 
 
 def load(key: str, name: str, *, kind: str, example: str) -> Callable[..., Any]:
-    """What `module:name` says, an installed module or one in the current directory. Raises `ConfigError`.
+    """The object at `module:name`, of an installed module or one in the current directory. Raises `ConfigError`.
 
     Example: `load("verifier.score", "my_scores:by_length", kind="function", example="my_scores:by_length")`
     """

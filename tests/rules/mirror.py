@@ -13,7 +13,11 @@ FOLDERS = {
     "suites": "the package muster_suites",
 }
 """Folders of tests that are no package of `muster`, and what they test."""
-FILES = {"test_pages": "the pages under docs and the README", "test_examples": "the scripts under examples"}
+FILES = {
+    "test_door": "import muster, and the changelog",
+    "test_pages": "the pages under docs and the README",
+    "test_examples": "the scripts under examples",
+}
 """The same for files beside these folders."""
 
 

@@ -12,15 +12,7 @@ from pathlib import Path
 
 from rules.tree import Tree
 
-_TWINS = "each backend has its own, and nobody sees both"
-ALIKE: Mapping[str, str] = {
-    "Answer": _TWINS,
-    "Host": _TWINS,
-    "Janitor": _TWINS,
-    "Reaped": _TWINS,
-    "RunningService": _TWINS,
-    "Session": "a backend's is the session of its shell; `types.Session` is a trajectory's at an engine",
-}
+ALIKE: Mapping[str, str] = {}
 """Class name -> why two folders define it."""
 
 

@@ -1,4 +1,4 @@
-"""What calls itself pure decides and does nothing: no `async`, and nothing imported that acts or waits."""
+"""Purity: what calls itself pure decides and does nothing, no `async`, and nothing imported that acts or waits."""
 
 from __future__ import annotations
 

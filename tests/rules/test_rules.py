@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from rules import configured, folders, mirror, names, options, patching, purity, records, size, strictness
+from rules import configured, docstrings, folders, mirror, names, options, patching, purity, records, size, strictness
 from rules.tree import Tree
 
 STRICT = '[tool.basedpyright]\ntypeCheckingMode = "strict"\n'
@@ -39,6 +39,9 @@ CLASS = DOCUMENTED + "\n\nclass Twice:\n    pass\n"
         (size.problems, {"tests__a": body(51)}, "tests/a.py:1: f has 51 lines"),
         (size.problems, {"src__a": "class A:\n    " + "async " + body(51).replace("\n", "\n    ")}, "f has 51 lines"),
         (names.problems, {"src__muster__a__x": CLASS, "src__muster__b__y": CLASS}, "class Twice is defined in src"),
+        (docstrings.problems, {"src__a": '"""What a file is."""\n'}, "src/a.py:1: a docstring opens with What"),
+        (docstrings.problems, {"src__a": 'class A:\n    """*Who*: it."""\n'}, "src/a.py:1: a docstring opens with Who"),
+        (docstrings.problems, {"src__a": 'async def f():\n    """\n    How.\n    """\n'}, "opens with How"),
         (folders.problems, {f"src__p__m{n}": "" for n in range(25)}, "src/p: 25 modules"),
         (folders.problems, {f"src__p__fit_{n}": "" for n in "abc"}, "make it the folder fit/"),
         (patching.problems, {"tests__a": PATCH.format(how='setattr(files, "X", 1)')}, "tests/a.py:7: patches files"),
@@ -68,12 +71,14 @@ def test_what_keeps_the_rules_is_passed(tmp_path: Path) -> None:
         src__muster__a__x=DOCUMENTED + "\n\n@dataclass(slots=True)\nclass Once:\n    pass\n\n\n" + body(50),
         src__muster__b__pure='"""Numbers. Law: pure."""\nimport math\n',
         src__muster__b__heavy=DOCUMENTED + "# pyright: reportUnknownMemberType=false\nimport torch\n",
+        src__muster__b__whether=DOCUMENTED + 'def f():\n    """Whether it does what it says: how, when, why."""\n',
+        src__muster_suites__judge__a='"""What is copied into tasks."""\n',
         src__muster__b__one=DOCUMENTED + "x = f()  # pyright: ignore[reportCallIssue]\n",
         tests__a__test_x=PATCH.format(how='setattr(sys, "argv", [])'),
         tests__contract__test_y=PATCH.format(how='setenv("HOME", "/")'),
         tests__test_a="",
     )
-    rules = (configured, folders, mirror, patching, purity, records, size, strictness)
+    rules = (configured, docstrings, folders, mirror, patching, purity, records, size, strictness)
     assert [problem for rule in rules for problem in rule.problems(kept)] == []
 
 

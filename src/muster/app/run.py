@@ -168,7 +168,7 @@ class _Place:
 
     @classmethod
     def _checked(cls, config: RunConfig, directory: Path, make: MakePlayer | None) -> _Place:
-        """What the configuration names is there; of it only a suite that is generated is written."""
+        """A place, when all that the configuration names is there; only a suite that is generated is written."""
         if config.verifier.score:
             load_score(config.verifier.score)
         if config.agent.player:

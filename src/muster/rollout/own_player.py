@@ -153,7 +153,7 @@ class _Engine:
 
 
 def _ours(error: BaseException) -> BoundaryError | JournalError | None:
-    """What engine, sandbox or record raised; of a group of errors, the first such."""
+    """The error that engine, sandbox or record raised; of a group of errors, the first such."""
     if isinstance(error, BoundaryError | JournalError):
         return error
     inner: tuple[BaseException, ...] = getattr(error, "exceptions", ())

@@ -28,7 +28,7 @@ class Answer:
 
 
 class Stop(StrEnum):
-    """Why a command was ended before it answered."""
+    """Reason for which a command was ended before it answered."""
 
     TIME = "time"
     SILENCE = "silence"
@@ -88,7 +88,7 @@ def result(
     shell_restarted: bool,
     counters: Counters,
 ) -> Result:
-    """What a command did. `exit_code`: None for one that was ended. `disk_message`: told at the disk limit."""
+    """The result of a command. `exit_code`: None for one that was ended. `disk_message`: told at the disk limit."""
     return Result(
         output=sink.text() + (disk_message if stop is Stop.DISK else ""),
         exit_code=exit_code,

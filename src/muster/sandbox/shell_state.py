@@ -1,4 +1,4 @@
-"""What a snapshot remembers of the main shell, as bash source: variables, functions, options, traps, directory.
+"""State of the main shell that a snapshot remembers, as bash source: variables, functions, options, traps, directory.
 
     capture ─► the shell writes it to descriptor 43 ─► captured ─► Snapshot.shell_state ─► restore ─► restored?
 

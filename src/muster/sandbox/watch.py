@@ -39,7 +39,7 @@ class DiskWatch:
 
     @property
     def message(self) -> str:
-        """What the model reads when it reached its disk limit."""
+        """Message for a model that reached its disk limit."""
         return self._budget.message
 
     def poll_s(self) -> float | None:

@@ -46,7 +46,7 @@ _HEALTH = "\0health"  # the session of a service's health check
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonHost:
-    """What all sandboxes of a backend share. `starts`: whether a fresh container of a snapshot answers."""
+    """Parts that all sandboxes of the backend share. `starts`: whether a fresh container of a snapshot answers."""
 
     config: SandboxConfig
     daemon: Daemon

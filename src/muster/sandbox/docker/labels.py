@@ -51,7 +51,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """How many were removed."""
+    """Numbers of things that were removed."""
 
     containers: int = 0
     volumes: int = 0

@@ -113,7 +113,7 @@ def used_at_once_bytes(layer: Layer) -> int | None:
 
 
 async def writable_bytes(layer: Layer, places: tuple[Path, ...], *, stop_at: int | None) -> int:
-    """What a layer and the directories beside it take, counted up to about `stop_at` each."""
+    """Bytes that a layer and the directories beside it take, counted up to about `stop_at` each."""
     used = used_at_once_bytes(layer)
     if used is None:
         used = await asyncio.to_thread(used_bytes, layer, stop_at=stop_at)
