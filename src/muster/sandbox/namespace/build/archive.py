@@ -97,10 +97,10 @@ class Unpacker:
             self._link(member, path.name, parent)
         elif member.issym():
             os.symlink(member.linkname, path.name, dir_fd=parent)
-            _dress_link(member, path.name, parent)
+            _set_link_metadata(member, path.name, parent)
         elif member.isfifo():
             os.mkfifo(path.name, dir_fd=parent)
-            _dress(member, path.name, parent, os.O_RDONLY | os.O_NONBLOCK)
+            _set_metadata(member, path.name, parent, os.O_RDONLY | os.O_NONBLOCK)
         else:
             self._write(tar, member, path.name, parent)
 
@@ -110,7 +110,7 @@ class Unpacker:
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=parent)
         with os.fdopen(fd, "wb") as file:
             shutil.copyfileobj(content, file, _CHUNK_BYTES)
-        _dress(member, name, parent, os.O_WRONLY)
+        _set_metadata(member, name, parent, os.O_WRONLY)
 
     def _link(self, member: tarfile.TarInfo, name: str, parent: int) -> None:
         target = PurePosixPath("/", *(p for p in member.linkname.split("/") if p not in ("", ".", "..")))
@@ -154,10 +154,10 @@ class Unpacker:
         for path, member in sorted(self._directories.items(), reverse=True):
             parent = self._directory(path.parent)
             with contextlib.suppress(NotADirectoryError):  # a later member took its place
-                _dress(member, path.name or ".", parent, _DIRECTORY)
+                _set_metadata(member, path.name or ".", parent, _DIRECTORY)
 
 
-def _dress(member: tarfile.TarInfo, name: str, parent: int, flags: int) -> None:
+def _set_metadata(member: tarfile.TarInfo, name: str, parent: int, flags: int) -> None:
     """Owner, then mode and capabilities (a change of owner clears them), then times. Never of what a link leads to."""
     fd = os.open(name, flags | os.O_NOFOLLOW, dir_fd=parent)
     try:
@@ -172,7 +172,7 @@ def _dress(member: tarfile.TarInfo, name: str, parent: int, flags: int) -> None:
         os.close(fd)
 
 
-def _dress_link(member: tarfile.TarInfo, name: str, parent: int) -> None:
+def _set_link_metadata(member: tarfile.TarInfo, name: str, parent: int) -> None:
     if os.geteuid() == 0:
         os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
     os.utime(name, (member.mtime, member.mtime), dir_fd=parent, follow_symlinks=False)

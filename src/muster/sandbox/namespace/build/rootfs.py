@@ -87,7 +87,7 @@ class RootFsStore:
         status = source.stat()
         name = digest(str(source.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
         note = self._store.root / "sources" / f"{name}.json"
-        known = _recall(note, self._store)
+        known = _read_note(note, self._store)
         if known is not None:
             return known
         with open_tar(source, what) as tar:
@@ -203,7 +203,7 @@ def _remember(note: Path, rootfs: RootFs) -> None:
     aside.rename(note)
 
 
-def _recall(note: Path, store: LayerStore) -> RootFs | None:
+def _read_note(note: Path, store: LayerStore) -> RootFs | None:
     if not note.is_file():
         return None
     try:

@@ -91,8 +91,8 @@ class Channel:
         os.close(self.directory)
 
 
-def calm(master: int) -> None:
-    """Terminal settings as we want them, whatever a program left: lines in, no echo, bytes out as they are."""
+def reset_terminal(master: int) -> None:
+    """Set the terminal as we want it, whatever a program left: lines in, no echo, bytes out as they are."""
     termios.tcsetattr(master, termios.TCSANOW, _settings())
 
 
@@ -114,6 +114,6 @@ def _fifo(name: str, directory: int) -> int:
 def _unlock(master: int) -> int:
     fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", _LINES, _COLUMNS, 0, 0))
-    calm(master)
+    reset_terminal(master)
     (number,) = struct.unpack("i", fcntl.ioctl(master, _TIOCGPTN, struct.pack("i", 0)))
     return number

@@ -28,10 +28,10 @@ from collections.abc import Callable
 from muster import clock
 from muster.errors import SandboxError, SandboxStartError
 from muster.sandbox.command import Answer, within
-from muster.sandbox.namespace.processes.channel import Channel, calm
+from muster.sandbox.namespace.processes.channel import Channel, reset_terminal
 from muster.sandbox.namespace.processes.supervisor import Child, Supervisor
 from muster.sandbox.namespace.processes.tap import Tap
-from muster.sandbox.namespace.processes.tree import descendants, slay
+from muster.sandbox.namespace.processes.tree import descendants, stop_and_kill
 from muster.sandbox.output import HeadTail
 
 _CHUNK_BYTES = 65_536
@@ -142,12 +142,12 @@ class TerminalShell:
         `victims` gives the processes of the command.
         """
         if await within(asyncio.shield(self.answer), grace_s):
-            slay(victims)  # what it started in the background
+            stop_and_kill(victims)  # what it started in the background
         for _ in range(_KILL_ROUNDS):
             if self.answer.done():
                 break
             self.child.signal(signal.SIGSTOP)  # or it would start the next one
-            slay(victims)
+            stop_and_kill(victims)
             self.child.signal(signal.SIGINT)
             self.child.signal(signal.SIGCONT)
             self._again()
@@ -199,7 +199,7 @@ class TerminalShell:
         self._token = token.encode()
         self._heard.clear()
         with contextlib.suppress(OSError):  # the terminal is full or gone: no answer comes, which is the answer
-            calm(self._master)
+            reset_terminal(self._master)
             os.write(self._master, f"{line}\\builtin printf '\\0%s %d\\n' {token} \"$?\" >&43\n".encode())
         return self.answer
 

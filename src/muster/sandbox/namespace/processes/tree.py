@@ -49,8 +49,8 @@ def host_pid(init_pid: int, inner_pid: int) -> int | None:
     return None
 
 
-def slay(victims: Callable[[], set[int]]) -> None:
-    """Kill them all. They stand still before the first dies, or a fork bomb would refill what is killed."""
+def stop_and_kill(victims: Callable[[], set[int]]) -> None:
+    """Stop them all, then kill them: none dies while another runs, or a fork bomb would refill what is killed."""
     stopped: set[int] = set()
     while new := victims() - stopped:
         _send(new, signal.SIGSTOP)

@@ -179,7 +179,7 @@ def reap(state_dir: Path, cgroups: Cgroups | None = None) -> Reaped:
             cgroups.remove_run(path.name, kill=True)
             if _clear(path):
                 removed.append(path.name)
-        for name in _homeless(runs, cgroups):
+        for name in _without_directory(runs, cgroups):
             cgroups.remove_run(name, kill=True)
             removed.append(name)
     return Reaped(runs=tuple(removed), processes=processes)
@@ -213,7 +213,7 @@ def _clear(run: Path) -> bool:
     return False
 
 
-def _homeless(runs: Path, cgroups: Cgroups) -> list[str]:
+def _without_directory(runs: Path, cgroups: Cgroups) -> list[str]:
     """Runs of this state directory that have cgroups and no directory: somebody removed it by hand."""
     tops = [hierarchy / PARENT for hierarchy in dict.fromkeys(cgroups.hierarchies.values())]
     names = {path.name for top in tops if top.is_dir() for path in top.iterdir() if path.is_dir()}
