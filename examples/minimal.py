@@ -9,6 +9,7 @@ that survives a kill, refills, evaluation, reports.
 import asyncio
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from muster.sandbox.namespace.backend import NamespaceBackend
 from muster.sandbox.pool.pool import Pool
 from muster.tasks.harbor import load_directory
 from muster.trainer.config import TrainerConfig
+from muster.trainer.port import Trainer
 from muster.trainer.process.trainer import ProcessTrainer
 from muster.types import Batch, Graded, Launch, ReadyGroup, Task
 from muster.verifier.config import VerifierConfig
@@ -52,10 +54,40 @@ async def sample_group(rollout: Rollout, task: Task, number: int) -> ReadyGroup 
     return group if group.has_gradient else None
 
 
+async def train(
+    steps: int, tasks: Sequence[Task], agent: Agent, rollout: Rollout, trainer: Trainer, publisher: Publisher
+) -> None:
+    rng = np.random.default_rng(0)
+    canary = agent.begin(tasks[0]).transcript.tokens
+    number = 0
+    for step in range(steps):
+        opened, groups = clock.now(), []
+        while len(groups) < GROUPS:  # groups without gradient are replaced before the batch closes
+            missing = range(number, number + GROUPS - len(groups))
+            chosen = [tasks[i] for i in rng.integers(len(tasks), size=len(missing))]
+            sampled = await asyncio.gather(*map(sample_group, [rollout] * len(missing), chosen, missing))
+            groups += [g for g in sampled if g is not None]
+            number += len(missing)
+        batch = Batch(step=step, groups=tuple(groups), opened_at=opened, ready_at=clock.now())
+        result = await trainer.step(batch)
+        trained = clock.now()
+
+        publication = await trainer.export(step + 1)
+        (expected,) = await trainer.score([canary], temperature=TEMPERATURE)
+        proof = Canary(tokens=canary, temperature=TEMPERATURE, logprobs_T=expected)
+        (record,) = await publisher.publish(publication, proof, trained_at=trained, export_s=0.0)
+        transports.retire(publication)
+
+        reward = np.mean([r for g in groups for r in g.rewards])
+        print(
+            f"step {step + 1}: reward {reward:.2f}  time to trainable batch {batch.ttb_s:.1f} s  "
+            f"trained in {result.duration_s:.1f} s  k3 {result.metrics['k3']:.1e}  pause {record.pause_s:.2f} s"
+        )
+
+
 async def main(steps: int, directory: Path) -> None:
     model = resolve("starter")
     tasks = load_directory(directory / "tasks", strict=True).tasks
-    rng = np.random.default_rng(0)
     async with AsyncExitStack() as stack:
         backend = NamespaceBackend(SandboxConfig(), run="minimal")
         stack.push_async_callback(backend.close)
@@ -71,33 +103,7 @@ async def main(steps: int, directory: Path) -> None:
             engine=engine, renderer=Renderer(tokenizer_from(model)), config=AgentConfig(temperature=TEMPERATURE)
         )
         rollout = Rollout(agent=agent, pool=pool, verifier=ScriptVerifier(pool, VerifierConfig()))
-        publisher = Publisher([engine], PublisherConfig())
-        canary = agent.begin(tasks[0]).transcript.tokens
-
-        number = 0
-        for step in range(steps):
-            opened, groups = clock.now(), []
-            while len(groups) < GROUPS:  # groups without gradient are replaced before the batch closes
-                missing = range(number, number + GROUPS - len(groups))
-                chosen = [tasks[i] for i in rng.integers(len(tasks), size=len(missing))]
-                sampled = await asyncio.gather(*map(sample_group, [rollout] * len(missing), chosen, missing))
-                groups += [g for g in sampled if g is not None]
-                number += len(missing)
-            batch = Batch(step=step, groups=tuple(groups), opened_at=opened, ready_at=clock.now())
-            result = await trainer.step(batch)
-            trained = clock.now()
-
-            publication = await trainer.export(step + 1)
-            (expected,) = await trainer.score([canary], temperature=TEMPERATURE)
-            proof = Canary(tokens=canary, temperature=TEMPERATURE, logprobs_T=expected)
-            (record,) = await publisher.publish(publication, proof, trained_at=trained, export_s=0.0)
-            transports.retire(publication)
-
-            reward = np.mean([r for g in groups for r in g.rewards])
-            print(
-                f"step {step + 1}: reward {reward:.2f}  time to trainable batch {batch.ttb_s:.1f} s  "
-                f"trained in {result.duration_s:.1f} s  k3 {result.metrics['k3']:.1e}  pause {record.pause_s:.2f} s"
-            )
+        await train(steps, tasks, agent, rollout, trainer, Publisher([engine], PublisherConfig()))
 
 
 if __name__ == "__main__":
