@@ -96,11 +96,11 @@ class DockerSandbox:
         shell.give_up()
         duration_s = clock.now() - started
         used = self.box.gauge.end(reading, disk_bytes=self._disk_level())
-        exit_code = heard.exit_code if heard is not None and stop is None else None
+        code = heard.exit_code if heard is not None else None
         if heard is None:
             code = await self._ended(session)
-            # one that the memory limit killed has no code of its own
-            exit_code = code if stop is None and not (used.oom_kills and code) else None
+            if used.oom_kills and code:  # the memory limit's, not its own
+                code = None
             restarted = True
         if stop is None and self._disk is not None:
             stop = await self._disk.ran(duration_s)
@@ -109,7 +109,7 @@ class DockerSandbox:
             raise self._lose("this host runs out of disk", by_agent=False, free_disk_bytes=floor)
         return result(
             sink,
-            exit_code=exit_code,
+            exit_code=None if stop is not None else code,
             stop=stop,
             disk_message=self._disk.message if self._disk is not None else "",
             duration_s=duration_s,
