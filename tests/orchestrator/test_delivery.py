@@ -79,7 +79,7 @@ def on(
     return clock.run_virtual(main())
 
 
-def test_a_replica_that_restarted_has_strayed_until_it_is_delivered_to_again() -> None:
+def test_a_replica_that_restarted_is_stale_until_it_is_delivered_to_again() -> None:
     async def play(ground: Ground) -> None:
         await ground.delivery.deliver(1, trained_at=clock.now())
         assert not await ground.stray()

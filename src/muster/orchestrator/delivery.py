@@ -3,7 +3,7 @@
     trainer.export ─► publisher ─(deadline missed: again)─► every replica serves the version
                           ▲          │          └─(still missed, by some only: lost, and passed over)
                           │          └─(by all: the version before is published again, and the run stops)
-            a replica that restarted holds other weights: `strayed` ─► what was delivered is published again
+            a replica that restarted holds other weights: `replica_stale` ─► what was delivered is published again
 
 Law: only the train loop delivers, so that no two deliveries overlap and none exports in the middle of a step. Until a
 version is delivered the replicas serve the one before it. One that is lost serves nothing until it answers again, holds
@@ -66,7 +66,7 @@ class Delivery:
         self._silent_since: float | None = None  # all of them
         self._delivered: tuple[Publication, Canary] | None = None  # the last one
         self.serving: Version | None = None  # on every replica, when it was last delivered
-        self.strayed = False  # a replica was seen with other weights than those
+        self.replica_stale = False  # a replica was seen with other weights than those
 
     @property
     def silent(self) -> bool:
@@ -109,7 +109,7 @@ class Delivery:
     def look(
         self, statistics: Sequence[EngineStatistics], unanswered: Mapping[str, EngineError], *, asked: Version | None
     ) -> bool:
-        """Whether a replica has strayed. `asked`: what was serving when the statistics were asked for; while a
+        """Whether a replica is stale. `asked`: what was serving when the statistics were asked for; while a
         delivery is under way (None), or was since, they say nothing. Raises `EngineError` when no replica has answered
         for too long.
         """
@@ -119,13 +119,13 @@ class Delivery:
             self._silent_since = clock.now() if self._silent_since is None else self._silent_since
             if clock.now() >= self._silent_since + self._patience_s:
                 raise next(iter(unanswered.values()))
-            return self.strayed
+            return self.replica_stale
         self._silent_since = None
         if asked is not None and asked is self.serving:
-            self.strayed = self.strayed or any(s.version != asked for s in statistics)
+            self.replica_stale = self.replica_stale or any(s.version != asked for s in statistics)
             for s in statistics:
                 self._lost.pop(s.replica, None)  # it answers: it serves the version, or is delivered to
-        return self.strayed
+        return self.replica_stale
 
     async def _exported(self, number: int) -> tuple[Publication, float]:
         """The publication, and how long the try took that made it: storage that was full may have room again."""
@@ -146,7 +146,7 @@ class Delivery:
         self, publication: Publication, canary: Canary, trained_at: float, export_s: float
     ) -> list[PublicationRecord]:
         records = await self._published(publication, canary, trained_at, export_s)
-        self.strayed = False
+        self.replica_stale = False
         self._now_serves(publication.version)
         return records
 

@@ -90,7 +90,7 @@ class Orchestrator:
             patience_s=config.replicas_wait_s,
             serves=parts.serves,
         )
-        self._watch = DeviceWatch(parts, self._delivery, self._progress, strayed=self._changed.fire)
+        self._watch = DeviceWatch(parts, self._delivery, self._progress, on_stale=self._changed.fire)
 
     def stop(self) -> None:
         """Ask for a clean stop: live attempts are dropped, a checkpoint is written, `run` returns."""
@@ -167,7 +167,7 @@ class Orchestrator:
         scheduler = self._p.scheduler
         self._assemble()  # a resumed run may hold a whole batch already
         while True:
-            if not (self._delivery.strayed or self._delivery.silent):  # it would burn every refill at once
+            if not (self._delivery.replica_stale or self._delivery.silent):  # it would burn every refill at once
                 self._admit(tasks)
             if scheduler.alarm and not scheduler.live:
                 raise AdmissionStopped(f"{scheduler.alarm}; admission is stopped. See `muster report`, then --resume")
@@ -237,7 +237,7 @@ class Orchestrator:
 
     async def _next_batch(self) -> Batch:
         while not self._batches:
-            if self._delivery.strayed:
+            if self._delivery.replica_stale:
                 await self._publish_again()
             else:
                 await self._changed.wait()
@@ -310,7 +310,7 @@ class Orchestrator:
 
     async def _evaluate(self) -> None:
         await self._watch.look_at_engines()
-        if self._delivery.strayed:
+        if self._delivery.replica_stale:
             await self._publish_again()
         self._device.enter(DeviceState.EVALUATE)
         self._p.journal.record_evaluation(await self._p.evaluate(self._step))

@@ -29,14 +29,14 @@ class DeviceWatch:
 
     Example: `await watch.look(step=3, trainer=DeviceState.TRAIN)`
 
-    strayed: called when a replica holds other weights than were delivered; it serves nothing until it has them.
+    on_stale: called when a replica holds other weights than were delivered; it serves nothing until it has them.
     """
 
-    def __init__(self, parts: Parts, delivery: Delivery, progress: Progress, *, strayed: Callable[[], None]) -> None:
+    def __init__(self, parts: Parts, delivery: Delivery, progress: Progress, *, on_stale: Callable[[], None]) -> None:
         self._p = parts
         self._delivery = delivery
         self._progress = progress
-        self._strayed = strayed
+        self._on_stale = on_stale
         self.looked_at = 0.0
         """When the engines were asked last."""
 
@@ -72,5 +72,5 @@ class DeviceWatch:
         self._p.journal.record(*device_rows(answered))
         self._p.scheduler.observe(answered, clock.now())
         if self._delivery.look(answered, unanswered, asked=serving):
-            self._strayed()
+            self._on_stale()
         return answered
