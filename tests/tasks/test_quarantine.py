@@ -10,7 +10,7 @@ from muster.errors import TaskError
 from muster.tasks.audit_record import AuditFault, AuditRecord, AuditTarget, Flaw, Probe, TaskAudit, Trial, read, write
 from muster.tasks.config import SuiteConfig
 from muster.tasks.harbor import load_task
-from muster.tasks.quarantine import record_of, sift
+from muster.tasks.quarantine import record_of, trainable_tasks
 from muster.tasks.suite import load_suites
 from muster.types import Cause, Verdict
 from muster_suites.write import generate
@@ -51,28 +51,30 @@ def test_what_is_no_audit_is_refused_with_its_name(tmp_path: Path, text: str) ->
 def test_an_unsound_task_does_not_train_and_says_why(tmp_path: Path) -> None:
     good, bad, new = (make_task(name) for name in ("good", "bad", "new"))
     path = record(tmp_path, audited("good", good.digest), audited("bad", bad.digest, HACKABLE))
-    sifted = sift([good, bad, new], path)
-    assert sifted.tasks == (good, new)
-    assert sifted.notes == ("bad is left out of training: hackable: git-hooks (by design)",)
+    trainable = trainable_tasks([good, bad, new], path)
+    assert trainable.tasks == (good, new)
+    assert trainable.notes == ("bad is left out of training: hackable: git-hooks (by design)",)
 
 
 def test_an_audit_of_another_content_does_not_count(tmp_path: Path) -> None:
     task = make_task("one")
-    sifted = sift([replace(task, digest="changed")], record(tmp_path, audited("one", task.digest, HACKABLE)))
-    assert len(sifted.tasks) == 1
-    assert "its audit is older than the task" in sifted.notes[0]
+    trainable = trainable_tasks(
+        [replace(task, digest="changed")], record(tmp_path, audited("one", task.digest, HACKABLE))
+    )
+    assert len(trainable.tasks) == 1
+    assert "its audit is older than the task" in trainable.notes[0]
 
 
 def test_a_suite_without_a_sound_task_is_an_error(tmp_path: Path) -> None:
     task = make_task("one")
     with pytest.raises(TaskError, match="every task is unsound"):
-        sift([task], record(tmp_path, audited("one", task.digest, HACKABLE)))
+        trainable_tasks([task], record(tmp_path, audited("one", task.digest, HACKABLE)))
 
 
 def test_many_notes_are_cut(tmp_path: Path) -> None:
     tasks = [make_task(f"t{i:02}") for i in range(30)]
     path = record(tmp_path, *(audited(t.id, t.digest, HACKABLE) for t in tasks[1:]))
-    notes = sift(tasks, path).notes
+    notes = trainable_tasks(tasks, path).notes
     assert (len(notes), notes[-1]) == (21, "… and 9 more tasks")
 
 
@@ -82,7 +84,7 @@ def test_the_audit_beside_the_tasks_counts_unless_another_is_named(tmp_path: Pat
     assert record_of(tmp_path, None) == beside
     assert record_of(tmp_path, tmp_path / "other.json") == tmp_path / "other.json"
     with pytest.raises(TaskError, match=r"other\.json: no such audit; make it with `muster audit"):
-        sift([make_task()], tmp_path / "other.json")
+        trainable_tasks([make_task()], tmp_path / "other.json")
 
 
 def test_a_run_trains_on_the_sound_tasks_of_its_suite(tmp_path: Path) -> None:

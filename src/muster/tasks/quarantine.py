@@ -21,7 +21,7 @@ _NOTES_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sifted:
+class TrainableTasks:
     """The tasks that may train, and a line for each thing that a user should know."""
 
     tasks: tuple[Task, ...]
@@ -34,15 +34,15 @@ def record_of(suite: Path, named: Path | None) -> Path | None:
     return named or (beside if beside.is_file() else None)
 
 
-def sift(tasks: Sequence[Task], record: Path) -> Sifted:
+def trainable_tasks(tasks: Sequence[Task], record: Path) -> TrainableTasks:
     """Leave out the unsound ones. Raises `TaskError` for an unreadable record, or when no task is left."""
-    sifted = _sift(tasks, read(record))
-    if not sifted.tasks:
+    trainable = _without_unsound(tasks, read(record))
+    if not trainable.tasks:
         raise TaskError(f"{record}: every task is unsound; mend them (muster audit says how) and audit them again")
-    return sifted
+    return trainable
 
 
-def _sift(tasks: Sequence[Task], record: AuditRecord) -> Sifted:
+def _without_unsound(tasks: Sequence[Task], record: AuditRecord) -> TrainableTasks:
     audits = {audit.task: audit for audit in record.tasks}
     kept: list[Task] = []
     notes: list[str] = []
@@ -56,4 +56,4 @@ def _sift(tasks: Sequence[Task], record: AuditRecord) -> Sifted:
         kept.append(task)
     more = len(notes) - _NOTES_SHOWN
     shown = (*notes[:_NOTES_SHOWN], f"… and {more} more tasks") if more > 0 else tuple(notes)
-    return Sifted(tasks=tuple(kept), notes=shown)
+    return TrainableTasks(tasks=tuple(kept), notes=shown)

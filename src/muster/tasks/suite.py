@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 from muster.errors import TaskError
 from muster.tasks.config import SuiteConfig
 from muster.tasks.harbor import load_directory
-from muster.tasks.quarantine import Sifted, record_of, sift
+from muster.tasks.quarantine import TrainableTasks, record_of, trainable_tasks
 from muster.types import Task
 
 Split = Literal["train", "heldout"]
@@ -56,12 +56,12 @@ def load_suites(config: SuiteConfig, directory: Path, *, seed: int, generate: Ge
         names = [t.id for t in heldout_tasks if t.digest in shared]
         raise TaskError(f"{heldout}: held-out tasks that are also trained on: {', '.join(names[:5])}")
     record = record_of(train, config.audit)
-    sifted = sift(train_tasks, record) if record is not None else Sifted(tasks=tuple(train_tasks))
+    trainable = trainable_tasks(train_tasks, record) if record is not None else TrainableTasks(tasks=tuple(train_tasks))
     return Suites(
-        train=sifted.tasks,
+        train=trainable.tasks,
         heldout=tuple(heldout_tasks),
-        digest=_digest([*sifted.tasks, *heldout_tasks]),
-        notes=sifted.notes,
+        digest=_digest([*trainable.tasks, *heldout_tasks]),
+        notes=trainable.notes,
     )
 
 
