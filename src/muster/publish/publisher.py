@@ -134,7 +134,7 @@ class Publisher:
         began, limit = clock.now(), self._config.stage_timeout_s
         try:
             async with clock.timeout(limit):
-                staged = await self._insist(lambda: replica.stage(publication))
+                staged = await self._retry(lambda: replica.stage(publication))
         except TimeoutError as error:
             number = publication.version.number
             raise PublicationError(f"{replica.name}: version {number} was not staged within {limit:g} s") from error
@@ -145,14 +145,14 @@ class Publisher:
         limit = self._config.commit_timeout_s
         try:
             async with clock.timeout(limit):
-                pause = await self._insist(lambda: replica.pause(self._config.in_flight))
+                pause = await self._retry(lambda: replica.pause(self._config.in_flight))
                 still_at = clock.now()
-                held = await self._insist(lambda: replica.commit(delivery.version, self._config.cache))
+                held = await self._retry(lambda: replica.commit(delivery.version, self._config.cache))
                 commit_s = clock.now() - still_at
                 if held != delivery.version:
                     raise PublicationError(f"{replica.name}: holds {held}, published was {delivery.version}")
                 difference = await self._check(replica, delivery.canary)
-                await self._insist(replica.resume)
+                await self._retry(replica.resume)
         except TimeoutError as error:
             number = delivery.version.number
             raise PublicationError(f"{replica.name}: version {number} was not committed within {limit:g} s") from error
@@ -181,7 +181,7 @@ class Publisher:
 
     async def _check(self, replica: Replica, canary: Canary) -> float:
         """Mean |difference| of the canary's log-probabilities. Raises when it is beyond tolerance."""
-        scores = await self._insist(lambda: replica.score(canary.tokens, temperature=canary.temperature))
+        scores = await self._retry(lambda: replica.score(canary.tokens, temperature=canary.temperature))
         difference = _difference(scores, canary)
         if not self._agrees(scores, canary):
             raise PublicationError(
@@ -193,7 +193,7 @@ class Publisher:
     def _agrees(self, scores: Scores, canary: Canary) -> bool:
         return _difference(scores, canary) <= self._config.canary_tolerance
 
-    async def _insist(self, call: Callable[[], Awaitable[_T]]) -> _T:
+    async def _retry(self, call: Callable[[], Awaitable[_T]]) -> _T:
         for _ in range(self._config.attempts - 1):
             try:
                 return await call()

@@ -113,7 +113,7 @@ class Receiver:
         try:
             return self._fresh(publication)
         except PublicationError:
-            self._doubt(publication.dtype)
+            self._forget_unproven(publication.dtype)
             raise
         except OSError as error:
             raise PublicationError(
@@ -146,7 +146,7 @@ class Receiver:
         location, wanted, size_bytes = publication.location, publication.version, publication.size_bytes
         files: list[LocalFile] = []
         while True:
-            file = self._bring(publication, location, wanted, size_bytes, pace)
+            file = self._receive_file(publication, location, wanted, size_bytes, pace)
             files.append(file)
             if file.form != "delta":
                 return files
@@ -158,7 +158,7 @@ class Receiver:
             location, wanted = sibling(location, file.said("base_file")), base
             size_bytes = file.count("whole_bytes")  # at most
 
-    def _bring(
+    def _receive_file(
         self, publication: Publication, location: str, wanted: Version, size_bytes: int, pace: Pace
     ) -> LocalFile:
         source = without_token(location)
@@ -204,7 +204,7 @@ class Receiver:
             f"{newest.source}: what came of it is not {dtype} with the digest of version {number}: {cause}"
         )
 
-    def _doubt(self, dtype: str) -> None:
+    def _forget_unproven(self, dtype: str) -> None:
         """Forget what others may have changed since: what is not proven now is not built on again."""
         self._base.forget()
         if self._held is not None and not (self._held.version and self._held.proves(self._held.version, dtype)):

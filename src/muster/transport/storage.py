@@ -118,10 +118,10 @@ def _answering(url: str) -> Generator[None]:
     except (MusterError, AssertionError):
         raise
     except Exception as error:
-        raise OSError(f"{without_token(url)}: {_told(error, url)}") from error
+        raise OSError(f"{without_token(url)}: {_message(error, url)}") from error
 
 
-def _told(error: Exception, url: str) -> str:
+def _message(error: Exception, url: str) -> str:
     """Message of an error, and its kind where that alone says little: a path, a key, nothing."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     parts = urlsplit(url)

@@ -115,7 +115,7 @@ class ScriptPlayer:
             if one is not None:
                 left.append(one)
                 state = one.state
-            graded = _hurried(stage.task, deadline_s)
+            graded = _with_deadline(stage.task, deadline_s)
             for outcomes in rounds:
                 outcomes.append(await self._verifier.grade(graded, state, pristine))
             if not stage.continues_after(rounds[0][-1]):
@@ -150,7 +150,7 @@ class _Left:
     contents: Mapping[str, bytes]
 
 
-def _hurried(task: Task, deadline_s: float | None) -> Task:
+def _with_deadline(task: Task, deadline_s: float | None) -> Task:
     if deadline_s is None or deadline_s >= task.verifier.timeout_s:
         return task
     return replace(task, verifier=replace(task.verifier, timeout_s=deadline_s))
