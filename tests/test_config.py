@@ -118,3 +118,8 @@ def test_a_key_of_before_is_read_under_its_present_name() -> None:
 def test_a_key_under_both_its_names_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"schedule\.replay was renamed schedule\.reuse, and both are set"):
         validate({"schedule": {"replay": {"enabled": True}, "reuse": {"enabled": False}}})
+
+
+def test_a_section_of_before_is_read_under_its_present_name() -> None:
+    assert validate({"keeper": {"wedged_s": 9.0}}).servers.wedged_s == 9.0
+    assert load(None, ["keeper.restarts_per_hour=2"]).servers.restarts_per_hour == 2

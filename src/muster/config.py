@@ -17,7 +17,7 @@ from typing import Any, cast, get_args
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from muster.engine.config import EmbeddedEngineConfig, EngineConfig, KeeperConfig, RouterConfig
+from muster.engine.config import EmbeddedEngineConfig, EngineConfig, RouterConfig, ServersConfig
 from muster.errors import ConfigError
 from muster.orchestrator.config import EvaluateConfig, LoopConfig, SchedulerConfig
 from muster.publish.config import PublisherConfig
@@ -27,7 +27,7 @@ from muster.tasks.config import CurriculumConfig, SuiteConfig
 from muster.trainer.config import NoCorrection, TrainerConfig
 from muster.verifier.config import VerifierConfig
 
-RENAMED = {"schedule.replay": "schedule.reuse"}
+RENAMED = {"schedule.replay": "schedule.reuse", "keeper": "servers"}
 """Keys that had other names before, with their present ones: files and journals of before are read as they are."""
 
 
@@ -46,7 +46,7 @@ class RunConfig(BaseModel):
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     agent: AgentConfig = Field(default_factory=AgentConfig)
     engine: EngineConfig = Field(default_factory=EmbeddedEngineConfig)
-    keeper: KeeperConfig = Field(default_factory=KeeperConfig)
+    servers: ServersConfig = Field(default_factory=ServersConfig)
     router: RouterConfig = Field(default_factory=RouterConfig)
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig)
     verifier: VerifierConfig = Field(default_factory=VerifierConfig)

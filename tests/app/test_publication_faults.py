@@ -21,11 +21,11 @@ import pytest
 import tiny_llama as tiny
 from app.publication_ground import PUBLISHER, ROUTER, Ground, Machine, T, answers, prompt
 from muster import clock
-from muster.engine.config import KeeperConfig
+from muster.engine.config import ServersConfig
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.fleet.health import ReplicaState
 from muster.engine.port import InFlight
-from muster.engine.servers.keeper import keep
+from muster.engine.servers.restarter import restarting
 from muster.errors import PublicationError
 from muster.publish.config import CheckpointConfig, PublisherConfig
 from muster.publish.transports import Exporter, exporter_for
@@ -45,11 +45,13 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Non
         async def start() -> tuple[list[Machine], Fleet]:
             machines = [Machine(f"victim{i}", model) for i in range(2)]
             fleet = Fleet([m.name for m in machines], ROUTER)
-            config = KeeperConfig(restarts_per_hour=100, first_delay_s=0.0)
-            keepers = await stack.enter_async_context(asyncio.TaskGroup())
+            config = ServersConfig(restarts_per_hour=100, first_delay_s=0.0)
+            restarters = await stack.enter_async_context(asyncio.TaskGroup())
             pairs = zip(machines, fleet.replicas, strict=True)
-            kept = [stack.enter_async_context(keep(m.start, seat, config, keepers=keepers)) for m, seat in pairs]
-            await asyncio.gather(*kept)
+            servers = [
+                stack.enter_async_context(restarting(m.start, seat, config, restarters=restarters)) for m, seat in pairs
+            ]
+            await asyncio.gather(*servers)
             return machines, fleet
 
         machines, fleet = runner.run(start())

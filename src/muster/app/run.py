@@ -32,7 +32,7 @@ from muster.config import RunConfig, given, to_toml, validate
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.launching import is_ours, launch
 from muster.engine.port import Replica
-from muster.engine.servers.keeper import Seat, keep
+from muster.engine.servers.restarter import Seat, restarting
 from muster.errors import MusterError, UserError, leaves
 from muster.evaluate import Evaluator
 from muster.journal import FILE_NAME, EventRow, Journal, SessionRow
@@ -291,10 +291,11 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
     async with contextlib.AsyncExitStack() as stack:
         here = await stack.enter_async_context(environment(config.sandbox, config.verifier, label=place.directory.name))
         fleet = Fleet([f"engine{index}" for index in range(config.engine.replicas)], config.router)
-        keepers = await stack.enter_async_context(asyncio.TaskGroup())
+        restarters = await stack.enter_async_context(asyncio.TaskGroup())
         async with asyncio.TaskGroup() as starts:  # a server takes its time, and most of that it waits
             for index, member in enumerate(fleet.replicas):
-                starts.create_task(stack.enter_async_context(_kept_engine(place, journal, index, member, keepers)))
+                engine = _restarted_engine(place, journal, index, member, restarters)
+                starts.create_task(stack.enter_async_context(engine))
         agent = (
             place.player.serve(fleet)
             if place.player
@@ -334,17 +335,17 @@ async def _built(place: _Place, journal: Journal) -> AsyncGenerator[_Built]:
         )
 
 
-def _kept_engine(
-    place: _Place, journal: Journal, index: int, seat: Seat, keepers: asyncio.TaskGroup
+def _restarted_engine(
+    place: _Place, journal: Journal, index: int, seat: Seat, restarters: asyncio.TaskGroup
 ) -> contextlib.AbstractAsyncContextManager[None]:
     """The `index`-th server in its seat, started again when it ends; the journal is told of each end."""
     config = place.config
     log = place.directory / "logs" / f"{seat.name}.log"
-    return keep(
+    return restarting(
         lambda on_end: launch(config.engine, place.model, seat.name, index=index, on_end=on_end, log=log),
         seat,
-        config.keeper,
-        keepers=keepers,
+        config.servers,
+        restarters=restarters,
         ours=is_ours(config.engine),
         say=lambda words: journal.record(EventRow(at=clock.now(), kind="engine_ended", message=words)),
     )

@@ -228,7 +228,7 @@ class EmulatedEngineConfig(BaseModel):
         return self
 
 
-class KeeperConfig(BaseModel):
+class ServersConfig(BaseModel):
     """Options of restarting a server that ended."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

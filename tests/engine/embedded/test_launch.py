@@ -15,10 +15,10 @@ import pytest
 
 import tiny_llama as tiny
 from muster import clock
-from muster.engine.config import EmbeddedEngineConfig, KeeperConfig
+from muster.engine.config import EmbeddedEngineConfig, ServersConfig
 from muster.engine.embedded.launch import launch
 from muster.engine.fleet.fleet import Fleet
-from muster.engine.servers.keeper import keep
+from muster.engine.servers.restarter import restarting
 from muster.errors import EngineError
 from muster.model import weights
 from muster.publish.config import CheckpointConfig
@@ -76,16 +76,16 @@ def test_a_process_that_is_stopped_is_ended_and_another_one_serves(tmp_path: Pat
     words: list[str] = []
 
     async def main() -> None:
-        config = KeeperConfig(wedged_s=0.5, first_delay_s=0.0)
+        config = ServersConfig(wedged_s=0.5, first_delay_s=0.0)
         (replica,) = Fleet([name]).replicas
         async with (
             clock.timeout(60),
-            asyncio.TaskGroup() as keepers,
-            keep(
+            asyncio.TaskGroup() as restarters,
+            restarting(
                 lambda on_end: launch(CONFIG, model, name, on_end=on_end),
                 replica,
                 config,
-                keepers=keepers,
+                restarters=restarters,
                 say=words.append,
             ),
         ):
@@ -105,7 +105,7 @@ def test_a_process_that_is_stopped_is_ended_and_another_one_serves(tmp_path: Pat
             assert process_of(name) != stopped
 
     clock.run(main())
-    assert "how it is (keeper.wedged_s = 0.5)" in words[0]
+    assert "how it is (servers.wedged_s = 0.5)" in words[0]
     assert len(words) == 1
 
 

@@ -59,7 +59,7 @@ def processes_naming(text: str) -> list[int]:
 
 
 def group_of_the_proxy(controller: int) -> list[int]:
-    """The egress proxy of a controller and its keeper: one session of their own."""
+    """The egress proxy of a controller and its parent: one session of their own."""
     children = Path(f"/proc/{controller}/task/{controller}/children").read_text().split()
     proxy = next(int(pid) for pid in children if b"egress.process" in Path(f"/proc/{pid}/cmdline").read_bytes())
     group: list[int] = []

@@ -55,7 +55,7 @@ class Fleet:
     """
 
     def __init__(self, replicas: Sequence[Replica | str], config: RouterConfig = _DEFAULT) -> None:
-        """replicas: each is there for good, or is the name of a member whose servers come and go: a keeper's seat."""
+        """replicas: each is there for good, or is the name of a member whose servers come and go, a `Seat`."""
         self.replicas: tuple[Member, ...] = tuple(Member(r, self._changed) for r in replicas)
         self._by_name = {m.name: m for m in self.replicas}
         self._config = config

@@ -3,7 +3,7 @@
     starting ──answers, right version──► healthy ──a call fails──► suspect ──fails again──► dead
         │                                  ▲ ▲                        │                      │
         └──answers, other version──► stale ┘ └── answers ◄── asked ◄──┴──────────────────────┤
-                                       ▲        (restarting: its keeper says so) ◄───────────┘
+                                       ▲        (restarting: its restarter says so) ◄───────────┘
                                        └── whatever answers with another version              retired: drained, for good
 
 Law: only a healthy replica gets turns. Every other one is asked until it answers with the version and digest that are
@@ -26,8 +26,8 @@ class ReplicaState(StrEnum):
     HEALTHY = "healthy"  # serves
     SUSPECT = "suspect"  # a call failed; it is asked before it gets another turn
     STALE = "stale"  # answers, but holds other weights than are to be served
-    DEAD = "dead"  # failed again and again, or its keeper saw it end
-    RESTARTING = "restarting"  # its keeper is starting it again
+    DEAD = "dead"  # failed again and again, or its restarter saw it end
+    RESTARTING = "restarting"  # its restarter is starting it again
     RETIRED = "retired"  # gets no turns any more, by decision
 
 
@@ -77,7 +77,7 @@ class Health:
             self.state = ReplicaState.SUSPECT
 
     def restarts(self) -> None:
-        """Note that its keeper is starting it again."""
+        """Note that its restarter is starting it again."""
         if self.state is not ReplicaState.RETIRED:
             self.state = ReplicaState.RESTARTING
 

@@ -1,6 +1,6 @@
 """A member of a fleet: the replica that is behind one name, if any is now, and what its answers have shown.
 
-    keeper ─► serves(server) … restarts(why) … serves(server) … retires(why)
+    restarter ─► serves(server) … restarts(why) … serves(server) … retires(why)
     generate ─► server ─► Completion ─► healthy         statistics, commit, …: passed on, and what they say is heard
                    └─► EngineError, no answer, old weights ─► suspect ─► `ask` ─► healthy, stale, or at last dead
     commit ─► held, not proven ─► resume ─► proven      the publisher resumes when digest and canary are right
@@ -30,7 +30,7 @@ _Supports = Callable[[InFlight, CachePolicy], str | None]
 
 
 class Member:
-    """Implements `engine.port.Replica`, and is the `Seat` of a keeper."""
+    """Implements `engine.port.Replica`, and is the `Seat` of a restarter."""
 
     def __init__(self, replica: Replica | str, changed: Callable[[Member], None]) -> None:
         """replica: one that is there for good, or a name for servers to come. changed: called when its health is

@@ -58,7 +58,7 @@ class RunningServer:
             answer = await self.replica.statistics()
         except (EngineError, asyncio.CancelledError):  # the fleet gives up a question by cancelling it
             if (silent_s := self._silence.unanswered(asked, clock.now())) is not None:
-                self._end(f"it has not said for {silent_s:.0f} s how it is (keeper.wedged_s = {self._wedged_s:g})")
+                self._end(f"it has not said for {silent_s:.0f} s how it is (servers.wedged_s = {self._wedged_s:g})")
             raise
         self._silence.answered()
         return answer

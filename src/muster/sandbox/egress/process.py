@@ -1,12 +1,12 @@
 """The proxy process: `python -m muster.sandbox.egress.process ORDERS_FD CONTROL_FD`. It dies with its controller.
 
-    controller ─ open(id, hosts) + pidfd of PID 1 ─► keeper ─fork─► child: joins the namespaces, binds, listens
+    controller ─ open(id, hosts) + pidfd of PID 1 ─► parent ─fork─► child: joins the namespaces, binds, listens
         ▲ ▲                                                              │ id, hosts + listening socket
         │ └── report(id) ◄──────────── close(id) ─► proxy ◄──────────────┘
         └──── opened(id) ◄──────────────────────────┘
 
 Law: two processes, because a process that joined a user namespace cannot return, and one with threads (the
-resolver's) cannot join one: the keeper has none, and forks a child for each door. The proxy stays in the host's
+resolver's) cannot join one: the parent has none, and forks a child for each door. The proxy stays in the host's
 network, where it dials; the socket it accepts from stays in the sandbox's.
 """
 
@@ -51,7 +51,7 @@ def main(orders_fd: int, control_fd: int) -> None:
 
 
 def keep(orders: socket.socket, making: socket.socket) -> None:
-    """The keeper: one child for each order, until the controller is gone."""
+    """The parent: one child for each order, until the controller is gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps them
     while True:
         message, descriptors, _, _ = socket.recv_fds(orders, MESSAGE_BYTES, 1)
@@ -115,7 +115,7 @@ class Proxy:
 
     def _on_made(self) -> None:
         message, descriptors, _, _ = socket.recv_fds(self._made, MESSAGE_BYTES, 1)
-        if not message:  # without a keeper nothing can be opened: the controller starts another
+        if not message:  # without a parent nothing can be opened: the controller starts another
             self._over.set()
             return
         order = json.loads(message)

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import clock
-from muster.engine.config import EmulatedEngineConfig, KeeperConfig
+from muster.engine.config import EmulatedEngineConfig, ServersConfig
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.fleet.health import ReplicaState
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Replica
-from muster.engine.servers.keeper import Patience, Start, keep
+from muster.engine.servers.restarter import Patience, Start, restarting
 from muster.engine.servers.running import OnEnd, Silence
 from muster.engine.timing import EngineTiming
 from muster.errors import EngineError, ModelError
@@ -76,18 +76,25 @@ class Power:
         self._on_end(words)
 
 
-_DEFAULT = KeeperConfig()
+_DEFAULT = ServersConfig()
 
 
 @asynccontextmanager
 async def kept(
-    start: Start, config: KeeperConfig = _DEFAULT, *, ours: bool = True, say: Callable[[str], None] = lambda words: None
+    start: Start,
+    config: ServersConfig = _DEFAULT,
+    *,
+    ours: bool = True,
+    say: Callable[[str], None] = lambda words: None,
 ) -> AsyncIterator[Fleet]:
     """A fleet of one. Errors as they are raised, out of their groups."""
     fleet = Fleet(["r0"])
     (seat,) = fleet.replicas
     try:
-        async with asyncio.TaskGroup() as keepers, keep(start, seat, config, keepers=keepers, ours=ours, say=say):
+        async with (
+            asyncio.TaskGroup() as restarters,
+            restarting(start, seat, config, restarters=restarters, ours=ours, say=say),
+        ):
             yield fleet
     except BaseExceptionGroup as group:
         (error,) = group.exceptions
@@ -149,7 +156,7 @@ def test_a_server_that_ended_is_started_again_and_serves_once_the_present_versio
 def test_while_there_is_no_server_every_call_says_why_at_once() -> None:
     async def body() -> None:
         power = Power()
-        async with kept(power.start, KeeperConfig(first_delay_s=50.0)) as fleet:
+        async with kept(power.start, ServersConfig(first_delay_s=50.0)) as fleet:
             power.cut("power cut")
             await clock.sleep(0)
             (seat,), asked = fleet.replicas, clock.now()
@@ -175,7 +182,7 @@ def test_what_never_changes_is_known_from_the_first_start_on_also_while_there_is
         power = Power()
         (seat,) = Fleet(["r0"]).replicas
         assert seat.supports(InFlight.HOLD, CachePolicy.KEEP) == "it was not started yet"
-        async with asyncio.TaskGroup() as keepers, keep(power.start, seat, _DEFAULT, keepers=keepers):
+        async with asyncio.TaskGroup() as restarters, restarting(power.start, seat, _DEFAULT, restarters=restarters):
             assert seat.supports(InFlight.HOLD, CachePolicy.KEEP) is None
             power.cut()
             await clock.sleep(0)
@@ -199,7 +206,7 @@ def test_the_fleet_hears_of_an_end_before_its_remains_are_tidied_up() -> None:
 def test_the_pauses_between_restarts_double_and_one_that_keeps_ending_is_retired() -> None:
     async def body() -> None:
         power, words = Power(), list[str]()
-        config = KeeperConfig(restarts_per_hour=4, first_delay_s=1.0, longest_delay_s=4.0)
+        config = ServersConfig(restarts_per_hour=4, first_delay_s=1.0, longest_delay_s=4.0)
         async with kept(power.start, config, say=words.append) as fleet:
             for _ in range(5):
                 while power.running is None:
@@ -249,7 +256,7 @@ def test_a_first_start_that_fails_is_the_callers_error(error: Exception) -> None
 def test_the_end_of_the_block_ends_a_wait_for_a_restart() -> None:
     async def body() -> None:
         power = Power()
-        async with kept(power.start, KeeperConfig(first_delay_s=1000.0, longest_delay_s=1000.0)):
+        async with kept(power.start, ServersConfig(first_delay_s=1000.0, longest_delay_s=1000.0)):
             power.cut()
             await clock.sleep(1.0)
         assert clock.now() < 10.0
@@ -263,7 +270,7 @@ def test_the_end_of_the_block_ends_a_wait_for_a_restart() -> None:
     limit=st.integers(0, 8),
 )
 def test_no_hour_has_more_restarts_than_configured(gaps: list[int], limit: int) -> None:
-    config = KeeperConfig(restarts_per_hour=limit, first_delay_s=1.0, longest_delay_s=60.0)
+    config = ServersConfig(restarts_per_hour=limit, first_delay_s=1.0, longest_delay_s=60.0)
     patience, now, restarts = Patience(config), 0.0, list[float]()
     for gap in gaps:
         now += gap
@@ -279,7 +286,7 @@ def test_no_hour_has_more_restarts_than_configured(gaps: list[int], limit: int) 
 def test_a_wedged_server_is_ended_and_started_again_and_what_it_was_doing_goes_on() -> None:
     async def body() -> None:
         power, words = Power(), list[str]()
-        async with kept(power.start, KeeperConfig(wedged_s=100.0), say=words.append) as fleet:
+        async with kept(power.start, ServersConfig(wedged_s=100.0), say=words.append) as fleet:
             await say(fleet)
             assert power.running is not None
             power.running.stuck = True
@@ -292,7 +299,7 @@ def test_a_wedged_server_is_ended_and_started_again_and_what_it_was_doing_goes_o
             assert state(fleet) is ReplicaState.RESTARTING
             assert len((await say(fleet)).tokens_T) == 10
         assert len(power.starts) == 2
-        assert "it has not said for 115 s how it is (keeper.wedged_s = 100)" in words[0]
+        assert "it has not said for 115 s how it is (servers.wedged_s = 100)" in words[0]
 
     run(body())
 
@@ -300,7 +307,7 @@ def test_a_wedged_server_is_ended_and_started_again_and_what_it_was_doing_goes_o
 def test_the_fleet_asks_one_that_does_not_serve_until_its_silence_is_too_long() -> None:
     async def body() -> None:
         power = Power()
-        async with kept(power.start, KeeperConfig(wedged_s=100.0)) as fleet:
+        async with kept(power.start, ServersConfig(wedged_s=100.0)) as fleet:
             assert power.running is not None
             power.running.stuck = True
             assert len((await say(fleet)).tokens_T) == 10
@@ -312,7 +319,7 @@ def test_the_fleet_asks_one_that_does_not_serve_until_its_silence_is_too_long() 
 def test_a_server_that_answers_now_and_then_is_not_wedged() -> None:
     async def body() -> None:
         power = Power()
-        async with kept(power.start, KeeperConfig(wedged_s=100.0)) as fleet:
+        async with kept(power.start, ServersConfig(wedged_s=100.0)) as fleet:
             assert power.running is not None
             for _ in range(10):
                 power.running.stuck = True
@@ -327,7 +334,7 @@ def test_a_server_that_answers_now_and_then_is_not_wedged() -> None:
 def test_a_wedged_server_that_is_not_ours_is_left_alone() -> None:
     async def body() -> None:
         power = Power()
-        async with kept(power.start, KeeperConfig(wedged_s=100.0), ours=False) as fleet:
+        async with kept(power.start, ServersConfig(wedged_s=100.0), ours=False) as fleet:
             assert power.running is not None
             power.running.stuck = True
             for _ in range(3):
@@ -371,10 +378,10 @@ def test_replicas_may_start_together_in_tasks_of_their_own_and_a_bug_of_one_stil
         powers = [Power(), Broken()]
         with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="a bug")):
             async with AsyncExitStack() as stack:
-                keepers = await stack.enter_async_context(asyncio.TaskGroup())
+                restarters = await stack.enter_async_context(asyncio.TaskGroup())
                 async with asyncio.TaskGroup() as starts:
                     for power, seat in zip(powers, Fleet(["r0", "r1"]).replicas, strict=True):
-                        one = keep(power.start, seat, KeeperConfig(), keepers=keepers)
+                        one = restarting(power.start, seat, ServersConfig(), restarters=restarters)
                         starts.create_task(stack.enter_async_context(one))
                 assert clock.now() == 2.0
                 powers[1].cut()

@@ -6,7 +6,7 @@
                └ every answer ─► silent no more
 
 Law: one seat with one name, whichever process takes it. A new process holds the weights it started from: it serves
-nothing until the present version was delivered to it, as to any replica that is found with other weights. The keeper
+nothing until the present version was delivered to it, as to any replica that is found with other weights. The restarter
 delivers nothing, and asks nothing: whoever has a fleet asks, most of all for a replica that does not serve.
 """
 
@@ -19,7 +19,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 from muster import clock
-from muster.engine.config import KeeperConfig
+from muster.engine.config import ServersConfig
 from muster.engine.port import Replica
 from muster.engine.servers.running import OnEnd, RunningServer
 from muster.errors import MusterError
@@ -34,10 +34,10 @@ _HOUR_S = 3600.0
 class Patience:
     """Decision whether and when to start again. Pure.
 
-    Example: `Patience(KeeperConfig()).ended(now=0.0)` gives 1.0
+    Example: `Patience(ServersConfig()).ended(now=0.0)` gives 1.0
     """
 
-    def __init__(self, config: KeeperConfig) -> None:
+    def __init__(self, config: ServersConfig) -> None:
         self._config = config
         self._ends: list[float] = []
 
@@ -68,18 +68,18 @@ class Seat(Protocol):
 
 
 @asynccontextmanager
-async def keep(
+async def restarting(
     start: Start,
     seat: Seat,
-    config: KeeperConfig,
+    config: ServersConfig,
     *,
-    keepers: asyncio.TaskGroup,
+    restarters: asyncio.TaskGroup,
     ours: bool = True,
     say: Callable[[str], None] = lambda words: None,
 ) -> AsyncGenerator[None]:
     """A server in `seat` when the block begins, and another one whenever it has ended, until the block ends.
 
-    keepers: whoever uses the replica lives in it, so that an error of our own, which no restart mends, ends both at
+    restarters: whoever uses the replica lives in it, so that an error of our own, which no restart mends, ends both at
     once. ours: the server is ours to end when it is wedged; one that somebody else runs may come back by itself. say:
     told in words of each end. Raises what `start` raises the first time.
 
@@ -87,38 +87,38 @@ async def keep(
         fleet = Fleet(["r0"])
         (seat,) = fleet.replicas
         async with (
-            asyncio.TaskGroup() as keepers,
-            keep(lambda on_end: launch(engine, model, "r0", on_end=on_end), seat, config, keepers=keepers),
+            asyncio.TaskGroup() as restarters,
+            restarting(lambda on_end: launch(engine, model, "r0", on_end=on_end), seat, config, restarters=restarters),
         ):
             await fleet.generate(tokens, sampling, session)
     """
-    born: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     wedged_s = config.wedged_s if ours else math.inf
-    keeper = keepers.create_task(
-        _keep(start, seat, Patience(config), wedged_s, born, say), name=f"keeper of {seat.name}"
+    restarter = restarters.create_task(
+        _restart_forever(start, seat, Patience(config), wedged_s, first, say), name=f"restarter of {seat.name}"
     )
     try:
-        await born
+        await first
         yield
     finally:
-        keeper.cancel()
-        await asyncio.gather(keeper, return_exceptions=True)  # what it raised is the group's to raise
+        restarter.cancel()
+        await asyncio.gather(restarter, return_exceptions=True)  # what it raised is the group's to raise
 
 
-async def _keep(
+async def _restart_forever(
     start: Start,
     seat: Seat,
     patience: Patience,
     wedged_s: float,
-    born: asyncio.Future[None],
+    first: asyncio.Future[None],
     say: Callable[[str], None],
 ) -> None:
     while True:
         try:
-            why = await _life(start, seat, wedged_s, born)
+            why = await _life(start, seat, wedged_s, first)
         except BaseException as error:
-            if not born.done():
-                born.set_exception(error)
+            if not first.done():
+                first.set_exception(error)
                 return
             if not isinstance(error, MusterError):
                 raise
@@ -133,7 +133,7 @@ async def _keep(
         await clock.sleep(delay_s)
 
 
-async def _life(start: Start, seat: Seat, wedged_s: float, born: asyncio.Future[None]) -> str:
+async def _life(start: Start, seat: Seat, wedged_s: float, first: asyncio.Future[None]) -> str:
     """One server, from its start to its end; its last words, or why it had to end."""
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -143,8 +143,8 @@ async def _life(start: Start, seat: Seat, wedged_s: float, born: asyncio.Future[
 
     async with start(hear) as replica:
         seat.serves(RunningServer(replica, wedged_s=wedged_s, end=hear))
-        if not born.done():
-            born.set_result(None)
+        if not first.done():
+            first.set_result(None)
         why = await ended
         seat.restarts(why)  # before its remains are tidied up
     return why
