@@ -11,7 +11,6 @@ import os
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,12 +23,13 @@ from muster import clock
 from muster.engine.config import ServersConfig
 from muster.engine.fleet.fleet import Fleet
 from muster.engine.fleet.health import ReplicaState
+from muster.engine.pieces import Reply
 from muster.engine.port import InFlight
 from muster.engine.servers.restarter import restarting
 from muster.errors import PublicationError
 from muster.publish.config import CheckpointConfig, PublisherConfig
 from muster.publish.transports import Exporter, exporter_for
-from muster.types import Completion, Floats, Ints, Sampling, Session
+from muster.types import Floats, Ints, Sampling, Session
 
 pytestmark = pytest.mark.model
 
@@ -219,25 +219,14 @@ def test_a_publication_during_a_full_queue_ends_and_labels_every_token(real: Pla
         new = next(numbers)
         assert len(await ground.deliver(new)) == 2
         for name, request in requests.items():
-            completion = await request
-            while completion.finish == "abort":  # as the agent goes on
-                completion = await _continued(ground, name, completion, 40)
-            ground.labelled(name, completion, 40)
+            reply = Reply(prompt(name), Sampling(temperature=T, max_tokens=40, seed=7))
+            reply.add(await request)
+            while (whole := reply.whole) is None:  # as the agent goes on
+                reply.add(await ground.fleet.generate(reply.prompt, reply.sampling, Session(id=name, group=name)))
+            ground.labelled(name, whole, 40)
         await ground.on_one_version(new)
 
     real(body, publisher=PUBLISHER.model_copy(update={"in_flight": in_flight}))
-
-
-async def _continued(ground: Ground, name: str, part: Completion, length: int) -> Completion:
-    tokens = np.concatenate([prompt(name), part.tokens_T])
-    sampling = Sampling(temperature=T, max_tokens=length - len(part.tokens_T), seed=8)
-    rest = await ground.fleet.generate(tokens, sampling, Session(id=name, group=name))
-    return replace(
-        rest,
-        tokens_T=np.concatenate([part.tokens_T, rest.tokens_T]),
-        logprobs_T=np.concatenate([part.logprobs_T, rest.logprobs_T]),
-        versions_T=np.concatenate([part.versions_T, rest.versions_T]),
-    )
 
 
 def test_two_publications_in_a_row_reach_a_request_that_runs_through_both(real: Play) -> None:

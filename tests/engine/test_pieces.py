@@ -16,7 +16,7 @@ from muster import clock
 from muster.engine.config import EmulatedEngineConfig
 from muster.engine.http import wire
 from muster.engine.http.replica import HttpReplica
-from muster.engine.pieces import Piece, Pieces, after, continued, ending, pieces_of, remaining
+from muster.engine.pieces import Piece, Pieces, Reply, after, pieces_of
 from muster.engine.port import InFlight
 from muster.engine.timing import EngineTiming
 from muster.errors import EngineError
@@ -73,7 +73,12 @@ def test_a_reply_that_goes_on_elsewhere_is_the_sum_of_both(length: int, data: st
     cut = data.draw(st.integers(1, length - 1))
     kept = replace(reply, **_until(reply, cut), finish="abort", decode_s=0.5)
     rest = replace(after(reply, cut), decode_s=1.5, cached_tokens=99)
-    same(continued(kept, rest), reply)
+    joined = Reply(PROMPT, Sampling(max_tokens=length))
+    joined.add(kept)
+    np.testing.assert_array_equal(joined.prompt, np.concatenate([PROMPT, kept.tokens_T]))
+    assert joined.whole is None
+    same(joined.add(rest), reply)
+    assert joined.whole is joined.kept
 
 
 def test_nothing_is_kept_of_a_reply_that_had_not_begun() -> None:
@@ -86,21 +91,39 @@ def test_nothing_is_kept_of_a_reply_that_had_not_begun() -> None:
 def test_a_kept_reply_that_is_complete_is_known_to_be() -> None:
     kept = replace(whole(5), finish="abort")
     stop = int(kept.tokens_T[-1])
-    assert ending(kept, Sampling(max_tokens=9)) is None
+    assert _kept(kept, Sampling(max_tokens=9)).whole is None
     for sampling, finish in (
         (Sampling(max_tokens=5), "length"),
         (Sampling(max_tokens=9, stop_tokens=(stop,)), "stop"),
         (Sampling(max_tokens=5, stop_tokens=(stop,)), "stop"),
     ):
-        ended = ending(kept, sampling)
+        ended = _kept(kept, sampling).whole
         assert ended is not None
         assert ended.finish == finish
 
 
 def test_the_rest_has_fewer_tokens_to_say_and_draws_other_numbers() -> None:
-    sampling = Sampling(max_tokens=10, seed=3, stop_tokens=(2,))
-    assert remaining(sampling, 4) == Sampling(max_tokens=6, seed=7, stop_tokens=(2,))
-    assert remaining(Sampling(max_tokens=10), 4) == Sampling(max_tokens=6)
+    reply = Reply(PROMPT, sampling := Sampling(max_tokens=10, seed=3, stop_tokens=(2,)))
+    assert reply.sampling == sampling
+    reply.add(replace(whole(4), finish="abort"))
+    assert reply.sampling == Sampling(max_tokens=6, seed=7, stop_tokens=(2,))
+    reply.add(replace(whole(1), finish="abort"))
+    assert reply.sampling == Sampling(max_tokens=5, seed=8, stop_tokens=(2,))
+    assert _kept(whole(4), Sampling(max_tokens=10)).sampling == Sampling(max_tokens=6)
+
+
+def test_a_request_that_said_nothing_leaves_the_reply_as_it_was() -> None:
+    nothing = replace(whole(3), **_until(whole(3), 0), finish="abort")
+    reply = _kept(nothing, Sampling(max_tokens=10, seed=3, stop_tokens=(2,)))
+    assert reply.whole is None
+    assert reply.sampling == Sampling(max_tokens=10, seed=3, stop_tokens=(2,))
+    np.testing.assert_array_equal(reply.prompt, PROMPT)
+
+
+def _kept(said: Completion, sampling: Sampling) -> Reply:
+    reply = Reply(PROMPT, sampling)
+    reply.add(said)
+    return reply
 
 
 def test_a_replica_without_a_stream_says_all_at_once() -> None:

@@ -40,6 +40,7 @@ def play(
     rates: FakeRates | None = None,
     score: Score = done_exists,
     seen: list[Trajectory] | None = None,
+    replica: type[FakeReplica] = FakeReplica,
 ) -> Trajectory:
     """Trajectory of a model that gives `replies` in order, the last one again and again.
 
@@ -54,7 +55,7 @@ def play(
 
     async def main() -> Trajectory:
         backend = FakeBackend(faults=faults, rng=np.random.default_rng(0))
-        engine = FakeReplica("engine0", policy=policy, rates=rates)
+        engine = replica("engine0", policy=policy, rates=rates)
         if break_engine:
             engine.crash("no power")
         agent = Agent(engine=engine, renderer=renderer, config=config)

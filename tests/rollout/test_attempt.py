@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from factories import make_task
-from muster.lab.fakes.engine import FakeRates
+from muster.engine.pieces import after
+from muster.lab.fakes.engine import FakeRates, FakeReplica
 from muster.lab.fakes.sandbox import FakeFaults
 from muster.rollout.config import AgentConfig
-from muster.types import Cause, Graded, Trajectory, Verdict
+from muster.types import Cause, Completion, Graded, Ints, Sampling, Session, Trajectory, Verdict
 from rollout.playing import ROOMY, play
 from rollout.tokens import STOP
 
@@ -135,6 +139,34 @@ def test_spans_cover_the_trajectory_without_gap_or_overlap() -> None:
     assert spans[-1].end == trajectory.ended
     assert all(a.end == pytest.approx(b.start) for a, b in itertools.pairwise(spans))
     assert {"decode", "tool", "verify"} <= {str(s.stage) for s in spans}
+
+
+def test_a_reply_that_publications_abort_goes_on_from_its_kept_tokens_within_its_budget() -> None:
+    asked: list[tuple[int, Sampling]] = []
+
+    class Aborting(FakeReplica):
+        """Says no more than three tokens of the first reply at a time."""
+
+        async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
+            asked.append((len(tokens), sampling))
+            start = len(tokens) - asked[0][0]
+            if start > 6:
+                return await super().generate(tokens, sampling, session)
+            whole = await super().generate(tokens[: len(tokens) - start], sampling, session)
+            rest = after(whole, start)
+            return rest if start == 6 else replace(rest, finish="abort", **_first(rest, 3))
+
+    reply = "```bash\nls\n```"
+    whole, parts = attempt(reply, "DONE"), play(make_task("task"), reply, "DONE", replica=Aborting)
+    assert [t.sampled_tokens for t in parts.turns] == [t.sampled_tokens for t in whole.turns]
+    np.testing.assert_array_equal(parts.segments[0].tokens_T, whole.segments[0].tokens_T)
+    assert [tokens - asked[0][0] for tokens, _ in asked[:3]] == [0, 3, 6]
+    assert [sampling.max_tokens for _, sampling in asked] == [40, 37, 34, 40]
+    assert [sampling.seed for _, sampling in asked] == [1, 4, 7, 1001]
+
+
+def _first(completion: Completion, count: int) -> dict[str, Any]:
+    return {name: getattr(completion, name)[:count] for name in ("tokens_T", "logprobs_T", "versions_T")}
 
 
 def test_trained_ids_are_sampled_ids() -> None:

@@ -1,10 +1,12 @@
-"""A reply that arrives in pieces, so that what arrived is not lost with the replica that was making it.
+"""A reply that arrives in pieces, so that what arrived is not lost with the request that was making it.
 
-    replica ─piece─piece─piece─last─► Pieces ─► Completion
-                       └─ breaks ─► EngineError.kept ─► the same turn goes on elsewhere, after the kept tokens
+    replica ─piece─piece─piece─last─► Pieces ─► Completion ─────────►┐
+                       ├─ aborted ─► Completion, finish="abort" ─────►├─► Reply ─► whole
+                       └─ breaks ─► EngineError.kept ────────────────►┘     └─► the next request, after what is kept
 
 Law: every piece has its own tokens, log-probabilities and versions; what a piece says of the whole request (times,
 cached prefix) replaces what the one before said. A token counts once: it is in one piece, and a piece arrived or not.
+A reply goes on here and nowhere else: the next request has fewer tokens to say, and draws other numbers.
 """
 
 from __future__ import annotations
@@ -86,14 +88,55 @@ def after(completion: Completion, start: int) -> Completion:
     )
 
 
-def continued(kept: Completion, rest: Completion) -> Completion:
-    """One completion of a reply that was begun by one request and ended by another one.
+class Reply:
+    """A reply that several requests may make, each of which goes on after the tokens of those before it.
 
-    Times are sums; the cached prefix is the first one's, for the second one's prompt was longer.
+    Example:
+        reply = Reply(prompt, Sampling(max_tokens=200))
+        while (whole := reply.whole) is None:
+            reply.add(await engine.generate(reply.prompt, reply.sampling, session))
     """
+
+    def __init__(self, prompt: Ints, sampling: Sampling) -> None:
+        self.kept: Completion | None = None  # what was said so far, if anything was
+        self._prompt, self._sampling = prompt, sampling
+
+    def add(self, part: Completion) -> Completion:
+        """Adds what one more request has said, to the end of the reply or not. Returns all that was said."""
+        self.kept = part if self.kept is None else _continued(self.kept, part)
+        return self.kept
+
+    @property
+    def prompt(self) -> Ints:
+        """Of the next request."""
+        return self._prompt if self.kept is None else np.concatenate([self._prompt, self.kept.tokens_T])
+
+    @property
+    def sampling(self) -> Sampling:
+        """Of the next request. A seed moves on: the same numbers again would tie the rest to what they have drawn."""
+        said = 0 if self.kept is None else len(self.kept.tokens_T)
+        seed = None if self._sampling.seed is None else self._sampling.seed + said
+        return replace(self._sampling, max_tokens=self._sampling.max_tokens - said, seed=seed)
+
+    @property
+    def whole(self) -> Completion | None:
+        """The complete reply, if it is, also where only the word that it is complete was lost."""
+        kept = self.kept
+        if kept is None or kept.finish != "abort":
+            return kept
+        if len(kept.tokens_T) and kept.tokens_T[-1] in self._sampling.stop_tokens:
+            return replace(kept, finish="stop")
+        return replace(kept, finish="length") if len(kept.tokens_T) >= self._sampling.max_tokens else None
+
+
+async def _one_piece(replica: Engine, tokens: Ints, sampling: Sampling, session: Session) -> AsyncGenerator[Piece]:
+    yield Piece(completion=await replica.generate(tokens, sampling, session), last=True)
+
+
+def _continued(kept: Completion, rest: Completion) -> Completion:
+    """Times are sums; the cached prefix is the first one's, for the second one's prompt was longer."""
     return replace(
         _concatenated([kept, rest]),
-        finish=rest.finish,
         cached_tokens=kept.cached_tokens,
         queue_s=kept.queue_s + rest.queue_s,
         prefill_s=kept.prefill_s + rest.prefill_s,
@@ -101,27 +144,6 @@ def continued(kept: Completion, rest: Completion) -> Completion:
         decode_s=kept.decode_s + rest.decode_s,
         paused_s=kept.paused_s + rest.paused_s,
     )
-
-
-def ending(kept: Completion, sampling: Sampling) -> Completion | None:
-    """`kept` as a complete reply, if only the word that it was complete is missing."""
-    if kept.tokens_T[-1] in sampling.stop_tokens:
-        return replace(kept, finish="stop")
-    if len(kept.tokens_T) >= sampling.max_tokens:
-        return replace(kept, finish="length")
-    return None
-
-
-def remaining(sampling: Sampling, kept: int) -> Sampling:
-    """For the rest of a reply of which `kept` tokens exist. A seed moves on: the same numbers again would tie the rest
-    to what they have drawn already.
-    """
-    seed = None if sampling.seed is None else sampling.seed + kept
-    return replace(sampling, max_tokens=sampling.max_tokens - kept, seed=seed)
-
-
-async def _one_piece(replica: Engine, tokens: Ints, sampling: Sampling, session: Session) -> AsyncGenerator[Piece]:
-    yield Piece(completion=await replica.generate(tokens, sampling, session), last=True)
 
 
 def _concatenated(parts: list[Completion]) -> Completion:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
+from muster.engine.pieces import Reply
 from muster.engine.port import Engine
 from muster.rollout.actions import Action, Commands, Done, Malformed, action_format, describe
 from muster.rollout.config import AgentConfig
@@ -46,10 +45,10 @@ class _Budget:
             return Cause.CONTEXT_BUDGET
         return None
 
-    def reply_tokens(self, context: int, kept: int) -> int:
-        """Number of tokens that the reply may still take, of which `kept` are sampled already."""
+    def reply_tokens(self, context: int) -> int:
+        """Number of tokens that the next reply may take: at least one while nothing is exhausted."""
         left = min(self.config.max_tokens - self.tokens, self.config.max_context_tokens - context)
-        return max(1, min(self.config.max_tokens_per_turn - kept, left))
+        return min(self.config.max_tokens_per_turn, left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,22 +134,21 @@ class Agent:
         turn: int,
     ) -> Completion:
         """Sample one reply into the transcript. A request aborted by a publication goes on from its kept tokens."""
-        parts: list[Completion] = []
-        while not parts or parts[-1].finish == "abort":
-            kept = sum(len(p.tokens_T) for p in parts)
+        sampling = Sampling(
+            temperature=self.config.temperature,
+            max_tokens=budget.reply_tokens(len(transcript)),
+            stop_tokens=self.renderer.stop_tokens,
+            seed=None if seed is None else seed + 1000 * turn,
+        )
+        reply = Reply(transcript.tokens, sampling)
+        while (whole := reply.whole) is None:
             spans.enter(Stage.ENGINE_QUEUE)
-            sampling = Sampling(
-                temperature=self.config.temperature,
-                max_tokens=budget.reply_tokens(len(transcript), kept),
-                stop_tokens=self.renderer.stop_tokens,
-                seed=None if seed is None else seed + 1000 * turn + kept,
-            )
-            part = await self.engine.generate(transcript.tokens, sampling, session)
+            part = await self.engine.generate(reply.prompt, reply.sampling, session)
             spans.completed(part, next_stage=Stage.TOOL)
             transcript.sampled(part)
             budget.charge_tokens(len(part.tokens_T))
-            parts.append(part)
-        return _joined(parts)
+            reply.add(part)
+        return whole
 
     async def _act(self, action: Action, sandbox: Sandbox, budget: _Budget, observed: list[_Observed]) -> None:
         if isinstance(action, Malformed):
@@ -165,20 +163,6 @@ class Agent:
             limit_s = silence_s if result.silent and silence_s else timeout_s
             text = describe(result, timeout_s=limit_s, limit_chars=self.config.observation_chars)
             observed.append(_Observed(text, result.exit_code, result.duration_s))
-
-
-def _joined(parts: list[Completion]) -> Completion:
-    """One completion of the parts of an interrupted request; its cached prefix is that of the first."""
-    if len(parts) == 1:
-        return parts[0]
-    return Completion(
-        tokens_T=np.concatenate([p.tokens_T for p in parts]),
-        logprobs_T=np.concatenate([p.logprobs_T for p in parts]),
-        versions_T=np.concatenate([p.versions_T for p in parts]),
-        finish=parts[-1].finish,
-        cached_tokens=parts[0].cached_tokens,
-        replica=parts[-1].replica,
-    )
 
 
 def _turn(

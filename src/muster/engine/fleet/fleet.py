@@ -18,14 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-import numpy as np
-
 from muster import clock
 from muster.engine.config import RouterConfig
 from muster.engine.fleet.health import ReplicaState
 from muster.engine.fleet.member import Member, is_refusal
 from muster.engine.fleet.router import Placed, Router
-from muster.engine.pieces import continued, ending, remaining
+from muster.engine.pieces import Reply
 from muster.engine.port import EngineStatistics, Replica, Scores
 from muster.errors import EngineError
 from muster.types import Completion, Ints, Sampling, Session, Version
@@ -80,30 +78,25 @@ class Fleet:
 
     async def _answered(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
         """Try, and go on elsewhere from what the tries before had said."""
-        asked = clock.now()
-        begun: Completion | None = None
+        reply, asked = Reply(tokens, sampling), clock.now()
         avoid: frozenset[str] = frozenset()
         for left in reversed(range(self._config.attempts)):
-            said = 0 if begun is None else len(begun.tokens_T)
-            prompt = tokens if begun is None else np.concatenate([tokens, begun.tokens_T])
-            rest = remaining(sampling, said) if said else sampling
-            ticket = next(self._tickets)
+            prompt, rest, ticket = reply.prompt, reply.sampling, next(self._tickets)
             member = self._by_name[await self._place(ticket, prompt, rest, session, avoid)]
             queue_s = clock.now() - asked
             try:
                 completion = await self._ask(member, ticket, prompt, rest, session)
             except EngineError as error:
                 if (kept := error.kept) is not None:
-                    kept, asked = replace(kept, queue_s=kept.queue_s + queue_s), clock.now()
-                    begun = continued(begun, kept) if begun else kept
-                    if (whole := ending(begun, sampling)) is not None:
+                    reply.add(replace(kept, queue_s=kept.queue_s + queue_s))
+                    if (whole := reply.whole) is not None:
                         return whole
+                    asked = clock.now()
                 if is_refusal(error) or not left:
-                    raise EngineError(str(error), error.evidence, kept=begun) from None
+                    raise EngineError(str(error), error.evidence, kept=reply.kept) from None
                 avoid |= {member.name}
             else:
-                completion = replace(completion, queue_s=completion.queue_s + queue_s)
-                return continued(begun, completion) if begun else completion
+                return reply.add(replace(completion, queue_s=completion.queue_s + queue_s))
         raise AssertionError("the last try returns or raises")
 
     async def score(self, tokens: Ints, *, temperature: float) -> Scores:

@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from muster import clock
+from muster.engine.pieces import Reply
 from muster.engine.port import Engine
 from muster.errors import BoundaryError, EngineError, SandboxLost, SandboxStartError, VerifierError, boundary
 from muster.lab.collection.workload import PlannedTurn, Program
@@ -281,7 +282,7 @@ class _Attempt:
         prompt_tokens = self.context.length
         if self.mishap == ("engine", index):
             raise EngineError(f"{self.launch.id}: injected")
-        cached_tokens = await self._reply(turn.reply_tokens)
+        cached_tokens = await self._reply(turn.reply_tokens) if turn.reply_tokens else 0
         if self.mishap == ("sandbox", index):
             await sandbox.run(f"sleep {turn.tool_s / 2:.6f}", _NO_LIMIT_S)
             raise SandboxLost(f"{self.launch.id}: injected", by_agent=False)
@@ -303,16 +304,15 @@ class _Attempt:
 
     async def _reply(self, count: int) -> int:
         """Sample a reply; what a publication interrupts goes on from its kept tokens. Returns the cached tokens."""
-        cached_tokens: int | None = None
-        while count > 0:
+        reply = Reply(self.context.tokens_T, Sampling(max_tokens=count))
+        while (whole := reply.whole) is None:
             self.spans.enter(Stage.ENGINE_QUEUE)
-            part = await self.engine.generate(self.context.tokens_T, Sampling(max_tokens=count), self.session)
+            part = await self.engine.generate(reply.prompt, reply.sampling, self.session)
             self.spans.completed(_split(part, self.context), next_stage=Stage.TOOL)
             self.context.sampled(part.tokens_T, part.versions_T)
-            count -= len(part.tokens_T)
-            cached_tokens = part.cached_tokens if cached_tokens is None else cached_tokens
-            assert count == 0 or part.finish == "abort", "a planned reply has its length"
-        return cached_tokens or 0
+            reply.add(part)
+        assert len(whole.tokens_T) == count, "a planned reply has its length"
+        return whole.cached_tokens
 
     async def _verified(self, sandbox: Sandbox, *, queued_s: float) -> Outcome:
         await sandbox.run(f"sleep {self.program.verify_s:.6f}", _NO_LIMIT_S)
