@@ -205,7 +205,7 @@ class Reverting(EmulatedReplica):
     """Goes back to old weights without failing once."""
 
     def revert(self) -> None:
-        self.engine.core.version = Version(number=0, digest="initial")
+        self.engine.core.updates.version = Version(number=0, digest="initial")
 
 
 def test_tokens_of_old_weights_are_refused_even_if_nothing_failed() -> None:

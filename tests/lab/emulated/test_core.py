@@ -199,7 +199,7 @@ def test_tokens_that_cannot_be_served_are_the_users_mistake(length: int, id_: in
 
 def publish(driven: Driven, cache: CachePolicy) -> Pause:
     core, pauses = driven.core, list[Pause]()
-    core.stage(NEXT)
+    core.updates.stage(NEXT)
     core.pause(InFlight.HOLD, pauses.append)
     assert core.commit(NEXT, cache) == NEXT
     balanced(core)
@@ -244,7 +244,7 @@ def play(seed: int, *, single_steps: bool) -> Driven:
 def change(driven: Driven, version: Version, cache: CachePolicy) -> None:
     """Commit if the pause has taken effect by now."""
     if driven.core.paused:
-        driven.core.stage(version)
+        driven.core.updates.stage(version)
         driven.core.commit(version, cache)
     driven.core.resume()
 

@@ -35,6 +35,7 @@ from muster.engine.phases import Finish, Phase, RequestTime
 from muster.engine.pieces import after
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores
 from muster.engine.timeline import Timeline
+from muster.engine.updates import WeightUpdates
 from muster.errors import EngineError, UserError
 from muster.types import Completion, DeviceState, Ints, Sampling, Session, Version
 
@@ -57,9 +58,9 @@ class BatchingEngine:
     ) -> None:
         """started_at: when loading began, on `clock.now()`."""
         self.config, self.name = config, name
-        self.weights, self.version = weights, Version(number=version, digest=weights.digest)
-        self._staged: tuple[Version, PackedWeights] | None = None
-        self._salt = 0  # of the prefix cache: grows with every commit that does not share
+        self.weights = weights
+        self._staged: PackedWeights | None = None
+        self._updates = WeightUpdates(name, Version(number=version, digest=weights.digest))
         self._cache = PrefixCache(config.slots, config.max_model_len, config.prefix_capacity_tokens)
         self._store = KVStore(weights.config, config.slots, config.max_model_len, weights.dtype)
         self._decoder = Decoder(weights.config, self._store, weights.dtype)
@@ -69,10 +70,6 @@ class BatchingEngine:
         self._rng = np.random.default_rng(config.seed)
         self._counters = _Counters()
         self._timeline = Timeline(started_at)
-        self._pausing: InFlight | None = None
-        self._paused: Pause | None = None
-        self._drained: list[Callable[[Pause], None]] = []
-        self._finished_since_pause = 0
         self._timeline.enter(DeviceState.IDLE, clock.now())
 
     # --- requests -----------------------------------------------------------------------------------
@@ -80,9 +77,9 @@ class BatchingEngine:
     @property
     def busy(self) -> bool:
         """`step` would do something."""
-        if self._paused is not None:
+        if self.paused:
             return False
-        return bool(self._running) or (bool(self._waiting) and self._pausing is None)
+        return bool(self._running) or (bool(self._waiting) and self._updates.pausing is None)
 
     def submit(self, request_id: str, tokens: Ints, sampling: Sampling, session: Session, done: Done) -> None:
         """Queue a request; `done` is called once, from `step`, `abort` or `pause`. Raises `UserError`."""
@@ -90,7 +87,7 @@ class BatchingEngine:
         if request_id in self._done:
             raise UserError(f"request_id {request_id!r} is in use")
         rng = self._rng.spawn(1)[0] if sampling.seed is None else np.random.default_rng(sampling.seed)
-        time = RequestTime(clock.now(), Phase.QUEUED if self._paused is None else Phase.PAUSED)
+        time = RequestTime(clock.now(), Phase.PAUSED if self.paused else Phase.QUEUED)
         longest = self.config.max_model_len
         request = Request.of(request_id, tokens, sampling, session, max_len=longest, rng=rng, time=time)
         self._done[request_id] = done
@@ -116,7 +113,7 @@ class BatchingEngine:
         """As `engine.port.Engine.score`; also while paused, which is when a publication is checked."""
         self._check(tokens)
         before = self._timeline.state
-        if self._paused is None:
+        if not self.paused:
             self._timeline.enter(DeviceState.PREFILL, clock.now())
         tokens_T = torch.from_numpy(tokens.astype(np.int64))
         logprobs_T = self._decoder.score(self.weights, tokens_T, temperature).numpy()
@@ -144,18 +141,17 @@ class BatchingEngine:
     # --- weights ------------------------------------------------------------------------------------
 
     @property
+    def version(self) -> Version:
+        return self._updates.version
+
+    @property
     def paused(self) -> bool:
-        return self._paused is not None
+        return self._updates.paused is not None
 
     def pause(self, in_flight: InFlight, effective: Callable[[Pause], None]) -> None:
         """Call `effective` once nothing steps any more; at once except for FINISH. Idempotent."""
-        if self._paused is not None:
-            effective(self._paused)
+        if not self._updates.pause(in_flight, effective):
             return
-        if self._pausing is None:
-            self._finished_since_pause = 0
-        self._pausing = in_flight
-        self._drained.append(effective)
         if in_flight is InFlight.ABORT:
             running = list(self._running)
             for request in running:
@@ -168,10 +164,8 @@ class BatchingEngine:
 
     def resume(self) -> None:
         """Idempotent."""
-        self._pausing = None
-        if self._paused is None:
+        if not self._updates.resume():
             return
-        self._paused = None
         now = clock.now()
         for request in [*self._running, *self._waiting]:
             request.time.resume(now)
@@ -179,7 +173,7 @@ class BatchingEngine:
 
     def holds(self, version: Version) -> bool:
         """Whether `version` is current or staged already."""
-        return version == self.version or (self._staged is not None and self._staged[0] == version)
+        return self._updates.holds(version)
 
     def stage(self, version: Version, weights: PackedWeights) -> None:
         """Keep `weights` ready. Raises `EngineError` when they are not what `version` says."""
@@ -188,23 +182,20 @@ class BatchingEngine:
                 f"version {version.number}: staged weights have digest {weights.digest[:12]}, "
                 f"published was {version.digest[:12]}"
             )
-        self._staged = (version, weights)
+        self._updates.stage(version)
+        self._staged = weights
 
     def commit(self, version: Version, cache: CachePolicy) -> Version:
         """Switch to the staged version; returns what is now held. Raises `EngineError`. Idempotent."""
-        if version == self.version:
+        if not self._updates.may_commit(version):
             return self.version
-        if self._paused is None:
-            raise EngineError(f"version {version.number}: commit needs a paused engine")
-        if self._staged is None or self._staged[0] != version:
-            raise EngineError(f"version {version.number} is not staged")
+        assert self._staged is not None, "a version is staged with its weights"
         if cache is not CachePolicy.SHARE:
-            self._salt += 1
             self.reset_cache(preempt=cache in (CachePolicy.RECOMPUTE, CachePolicy.FLUSH))
         if cache is CachePolicy.FLUSH:
             self._store.give_back()
-        self.weights, self._staged = self._staged[1], None
-        self.version = Version(number=version.number, digest=self.weights.digest)
+        self.weights, self._staged = self._staged, None
+        self._updates.commit(version, cache)
         return self.version
 
     def reset_cache(self, *, preempt: bool) -> None:
@@ -221,7 +212,7 @@ class BatchingEngine:
 
     def step(self) -> None:
         """Admit what fits, compute one batch, hand out what ended."""
-        if self._pausing is None:
+        if self._updates.pausing is None:
             self._admit()
         feeds = self._schedule()
         started = clock.now()
@@ -241,7 +232,7 @@ class BatchingEngine:
         self._waiting = still
 
     def _place(self, request: Request) -> bool:
-        placement = self._cache.place(request.tokens, request.session.id, self._salt)
+        placement = self._cache.place(request.tokens, request.session.id, self._updates.salt)
         if placement is None:
             return False
         self._store.place(placement)
@@ -315,20 +306,17 @@ class BatchingEngine:
 
     def _settle(self) -> None:
         """After requests ended: is a pause complete, is the device idle?"""
-        if self._pausing is InFlight.FINISH and self._paused is None and not self._running:
-            self._take_effect(Pause(finished=self._finished_since_pause))
-        if self._paused is None and not self.busy:
+        if self._updates.drains and not self._running:
+            self._take_effect(Pause(finished=self._updates.finished))
+        if not self.paused and not self.busy:
             self._timeline.enter(DeviceState.IDLE, clock.now())
 
     def _take_effect(self, pause: Pause) -> None:
-        self._paused = pause
         now = clock.now()
         self._timeline.enter(DeviceState.PUBLISH_PAUSE, now)
         for request in [*self._running, *self._waiting]:
             request.time.pause(now)
-        waiting, self._drained = self._drained, []
-        for effective in waiting:
-            effective(pause)
+        self._updates.take_effect(pause)
 
     def _preempt(self, request: Request) -> None:
         assert request.slot is not None
@@ -339,13 +327,12 @@ class BatchingEngine:
 
     def _end(self, request: Request, finish: Finish) -> None:
         if request.slot is not None:
-            self._cache.release(request.slot, keep=request.slot.salt == self._salt)
+            self._cache.release(request.slot, keep=request.slot.salt == self._updates.salt)
             self._running.remove(request)
         else:
             self._waiting.remove(request)
         request.time.end(clock.now())
-        if self._pausing is InFlight.FINISH:
-            self._finished_since_pause += 1
+        self._updates.ended()
         self._done.pop(request.id)(request.completion(finish, self.name))
 
     def _check(self, tokens: Ints) -> None:

@@ -26,7 +26,8 @@ from muster.engine.pieces import after
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause
 from muster.engine.timeline import Timeline
 from muster.engine.timing import Work
-from muster.errors import EngineError, UserError
+from muster.engine.updates import WeightUpdates
+from muster.errors import UserError
 from muster.lab.emulated.batch import Request, RunningBatch
 from muster.lab.emulated.replies import Policy, made_up
 from muster.lab.emulated.request import Done
@@ -50,23 +51,18 @@ class EmulatedCore:
         self, config: EmulatedEngineConfig, *, name: str, version: Version, now: float, policy: Policy | None = None
     ) -> None:
         """policy: what requests are answered; None: made-up tokens until the room ends."""
-        self.config, self.name, self.version, self.now = config, name, version, now
+        self.config, self.name, self.now = config, name, now
+        self.updates = WeightUpdates(name, version)
         self.work = Work()
         self._policy = policy
         self._batch = RunningBatch(config)
-        self._salt = 0  # of the prefix cache: grows with every commit that does not share
-        self._batch.cache.serve(self._salt)
+        self._batch.cache.serve(self.updates.salt)
         self._live: dict[str, Request] = {}
         self._waiting: deque[Request] = deque()
         self._stride: Stride | None = None
         self._later: list[tuple[DeviceState, float]] = []  # states of the stride in flight, after its first
-        self._staged: Version | None = None
         self._counters = _Counters()
         self._timeline = Timeline(now, DeviceState.IDLE)
-        self._pausing: InFlight | None = None
-        self._paused: Pause | None = None
-        self._drained: list[Callable[[Pause], None]] = []
-        self._finished_since_pause = 0
 
     # --- requests -----------------------------------------------------------------------------------
 
@@ -84,7 +80,7 @@ class EmulatedCore:
     ) -> None:
         """Queue a checked request; `done` is called once, from `finish`, `abort` or `pause`."""
         assert request_id not in self._live, "whoever submits keeps the ids apart"
-        time = RequestTime(arrived, Phase.QUEUED if self._paused is None else Phase.PAUSED)
+        time = RequestTime(arrived, Phase.PAUSED if self.paused else Phase.QUEUED)
         request = Request(request_id, tokens, sampling, session, done, time)
         self._live[request_id] = request
         self._waiting.append(request)
@@ -144,18 +140,17 @@ class EmulatedCore:
     # --- weights ------------------------------------------------------------------------------------
 
     @property
+    def version(self) -> Version:
+        return self.updates.version
+
+    @property
     def paused(self) -> bool:
-        return self._paused is not None
+        return self.updates.paused is not None
 
     def pause(self, in_flight: InFlight, effective: Callable[[Pause], None]) -> None:
         """Call `effective` once nothing steps any more; at once except for FINISH. Idempotent."""
-        if self._paused is not None:
-            effective(self._paused)
+        if not self.updates.pause(in_flight, effective):
             return
-        if self._pausing is None:
-            self._finished_since_pause = 0
-        self._pausing = in_flight
-        self._drained.append(effective)
         if in_flight is InFlight.ABORT:
             started = [r for r in self._live.values() if r.marks]
             for request in started:
@@ -167,36 +162,17 @@ class EmulatedCore:
 
     def resume(self) -> None:
         """Idempotent."""
-        self._pausing = None
-        if self._paused is None:
+        if not self.updates.resume():
             return
-        self._paused = None
         for request in self._live.values():
             request.time.resume(self.now)
         self._timeline.enter(DeviceState.IDLE, self.now)
 
-    def holds(self, version: Version) -> bool:
-        """Whether `version` is current or staged already."""
-        return version in (self.version, self._staged)
-
-    def stage(self, version: Version) -> None:
-        self._staged = version
-
-    def may_commit(self, version: Version) -> bool:
-        """Whether there is anything to commit. Raises `EngineError` when it cannot be done now."""
-        if version == self.version:
-            return False
-        if self._paused is None:
-            raise EngineError(f"{self.name}: version {version.number}: commit needs a paused engine")
-        if version != self._staged:
-            raise EngineError(f"{self.name}: version {version.number} is not staged")
-        return True
-
     def commit(self, version: Version, cache: CachePolicy) -> Version:
         """Switch to the staged version; returns what is now held. Raises `EngineError`. Idempotent."""
-        if not self.may_commit(version):
+        if not self.updates.may_commit(version):
             return self.version
-        self.version, self._staged = version, None
+        self.updates.commit(version, cache)
         for request in self._live.values():
             if request.decoding:
                 self._batch.decoding.settle(request)
@@ -205,8 +181,7 @@ class EmulatedCore:
         if cache in (CachePolicy.RECOMPUTE, CachePolicy.FLUSH):
             self._preempt_all()
         if cache is not CachePolicy.SHARE:
-            self._salt += 1
-            self._batch.cache.serve(self._salt)
+            self._batch.cache.serve(self.updates.salt)
         return self.version
 
     def reset_cache(self, *, preempt: bool) -> None:
@@ -226,7 +201,7 @@ class EmulatedCore:
         """Start the next stride. False: nothing runs."""
         assert self._stride is None, "one stride at a time"
         self.now = max(self.now, now)
-        if self._paused is not None:
+        if self.paused:
             return False
         preempted = self._preempt_for_next_step()
         if not preempted:
@@ -283,11 +258,11 @@ class EmulatedCore:
         room = self._batch.room()
         while self._waiting and not self._batch.full and room > 0:
             request = self._waiting[0]
-            if self._pausing is not None and not (request.ended or request.marks):
+            if self.updates.pausing is not None and not (request.ended or request.marks):
                 return  # a finishing pause lets in only what it preempted
             if not request.ended:
                 tokens = request.sequence
-                match = self._batch.cache.match(tokens, self._salt)
+                match = self._batch.cache.match(tokens, self.updates.salt)
                 if match.owner is not None:
                     match.owner.followers.append(request)
                 elif self._batch.fits(tokens, match):
@@ -373,26 +348,22 @@ class EmulatedCore:
         request.ended = True
         request.time.end(self.now)
         del self._live[request.id]
-        if self._pausing is InFlight.FINISH:
-            self._finished_since_pause += 1
+        self.updates.ended()
         request.done(request.completion(finish, self.name, logprobs=self.config.logprobs))
 
     # --- inside: pauses, device -----------------------------------------------------------------------
 
     def _settle_pause(self) -> None:
-        if self._pausing is not InFlight.FINISH or self._paused is not None or self._batch.running:
+        if not self.updates.drains or self._batch.running:
             return
         if not any(request.marks for request in self._live.values()):
-            self._take_effect(Pause(finished=self._finished_since_pause))
+            self._take_effect(Pause(finished=self.updates.finished))
 
     def _take_effect(self, pause: Pause) -> None:
-        self._paused = pause
         self._timeline.enter(DeviceState.PUBLISH_PAUSE, self.now)
         for request in self._live.values():
             request.time.pause(self.now)
-        drained, self._drained = self._drained, []
-        for effective in drained:
-            effective(pause)
+        self.updates.take_effect(pause)
 
 
 def _array(reply: Sequence[int] | Ints) -> Ints:

@@ -93,12 +93,12 @@ class EmulatedEngine:
 
     async def stage(self, publication: Publication) -> Staged:
         """Takes the time of the transfer, within the publication's own limit, and of decoding."""
-        if self._core.holds(publication.version):
+        if self._core.updates.holds(publication.version):
             return Staged()
         rate = min(self.config.stage_bytes_per_s, publication.max_bytes_per_s or math.inf)
         transfer_s = publication.size_bytes / rate
         await self._spend(transfer_s + self.config.stage_s)
-        self._core.stage(publication.version)
+        self._core.updates.stage(publication.version)
         return Staged(transfer_s=transfer_s, decode_s=self.config.stage_s, size_bytes=publication.size_bytes)
 
     async def pause(self, in_flight: InFlight, *, clear_cache: bool = False) -> Pause:
@@ -115,7 +115,7 @@ class EmulatedEngine:
         return pause
 
     async def commit(self, version: Version, cache: CachePolicy) -> Version:
-        if self._core.may_commit(version):
+        if self._core.updates.may_commit(version):
             await self._spend(self.config.commit_s)
         return await self._call(lambda: self._core.commit(version, cache))
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from muster import clock
 from muster.engine.port import CachePolicy, DeviceInterval, EngineStatistics, InFlight, Pause, Scores, Staged
+from muster.engine.updates import WeightUpdates
 from muster.errors import EngineError
 from muster.lab.fakes.request import FakeRequest, common, cut
 from muster.types import Completion, DeviceState, Floats, Ints, Publication, Sampling, Session, Version
@@ -32,6 +33,7 @@ Policy = Callable[[Ints, Session, Version], Sequence[int]]
 Call = Literal["generate", "score", "statistics", "stage", "pause", "commit", "resume"]
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: a usual multiplier for mixing bits
+_INITIAL = Version(number=0, digest="initial")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +91,12 @@ class FakeReplica:
         version: Version | None = None,
     ) -> None:
         self.name = name
-        self.version: Version = version or Version(number=0, digest="initial")
+        self._updates = WeightUpdates(name, version or _INITIAL)
         self._policy, self._rates = policy, rates or FakeRates()
-        self._staged: Version | None = None
         self._slots = asyncio.Semaphore(self._rates.capacity)
         self._live: list[FakeRequest] = []
         self._cached: list[tuple[Ints, int]] = []  # with the salt under which they were computed
-        self._salt = 0  # grows with every commit that does not share
         self._change = asyncio.Event()
-        self._pausing: InFlight | None = None
-        self._paused: Pause | None = None
         self._dead: str | None = None
         self._stale = False
         self._hanging: set[Call] = set()
@@ -118,8 +116,7 @@ class FakeReplica:
     def restart(self) -> None:
         """Serve again, but nothing before a commit: a restarted replica holds unknown weights."""
         self._dead, self._stale = None, True
-        self._pausing = self._paused = self._staged = None
-        self.version = Version(number=0, digest="initial")
+        self._updates = WeightUpdates(self.name, _INITIAL, salt=self._updates.salt)
         self._cached.clear()
 
     def hang(self, call: Call) -> None:
@@ -129,6 +126,10 @@ class FakeReplica:
     def lose_acknowledgement(self, call: Call) -> None:
         """The next such call does its work and then fails."""
         self._unacknowledged.add(call)
+
+    @property
+    def version(self) -> Version:
+        return self._updates.version
 
     @property
     def serves(self) -> bool:
@@ -152,7 +153,7 @@ class FakeReplica:
             completion = await self._serve(tokens, sampling, session, arrived)
         finally:
             self._slots.release()
-            if self._pausing is not None:
+            if self._updates.pausing is not None:
                 self._notify()  # a pause may wait for this request to end
         self._end("generate")
         return completion
@@ -190,19 +191,19 @@ class FakeReplica:
     async def stage(self, publication: Publication) -> Staged:
         await self._begin("stage")
         staged = Staged()
-        if publication.version not in (self.version, self._staged):
+        if not self._updates.holds(publication.version):
             await self._sleep(self._rates.stage_s)
-            self._staged = publication.version
+            self._updates.stage(publication.version)
             staged = Staged(decode_s=self._rates.stage_s, size_bytes=publication.size_bytes)
         self._end("stage")
         return staged
 
     async def pause(self, in_flight: InFlight) -> Pause:
         await self._begin("pause")
-        if self._paused is None:
+        updates, answer = self._updates, list[Pause]()
+        if updates.pause(in_flight, answer.append):
             self._close_interval()
             met = len(self._live)
-            self._pausing = in_flight
             for request in self._live:
                 request.aborted = in_flight is InFlight.ABORT
             self._notify()
@@ -211,32 +212,29 @@ class FakeReplica:
             kind = {InFlight.HOLD: "held", InFlight.FINISH: "finished", InFlight.ABORT: "aborted"}[in_flight]
             # computed each on its own: the fake's recomputation does not share
             held_tokens = sum(len(r.sequence) + self._made(r) for r in self._live)
-            self._paused = Pause(**{kind: met}, held_tokens=held_tokens)
+            if not answer:  # else another call waited for the same pause, and was first
+                updates.take_effect(Pause(**{kind: met}, held_tokens=held_tokens))
         self._end("pause")
-        return self._paused
+        return answer[0]
 
     async def commit(self, version: Version, cache: CachePolicy) -> Version:
         await self._begin("commit")
-        if version != self.version or self._stale:
-            if self._paused is None:
-                raise EngineError(f"{self.name}: commit needs a paused engine")
-            if version != self._staged:
-                raise EngineError(f"{self.name}: version {version.number} is not staged")
+        if self._updates.may_commit(version):
             await self._sleep(self._rates.commit_s)
-            self.version, self._staged, self._stale = version, None, False
+            self._updates.commit(version, cache)
             if cache is not CachePolicy.SHARE:
-                self._salt += 1
                 self._cached.clear()
             if cache in (CachePolicy.RECOMPUTE, CachePolicy.FLUSH):
                 for request in self._live:
-                    request.recompute, request.salt = True, self._salt
+                    request.recompute, request.salt = True, self._updates.salt
+        self._stale = False
         self._end("commit")
         return self.version
 
     async def resume(self) -> None:
         await self._begin("resume")
         self._close_interval()
-        self._pausing = self._paused = None
+        self._updates.resume()
         self._notify()
         self._end("resume")
 
@@ -249,7 +247,7 @@ class FakeReplica:
         request = FakeRequest(
             tokens=tokens,
             reply=np.array(reply, dtype=np.int32),
-            salt=self._salt,
+            salt=self._updates.salt,
             spent_s={"queue_s": clock.now() - arrived},
         )
         cached = self._lookup(tokens)
@@ -307,7 +305,7 @@ class FakeReplica:
             started = clock.now()
             try:
                 async with clock.timeout(duration_s):
-                    while self._pausing in (None, InFlight.FINISH) and not request.aborted:
+                    while self._updates.pausing in (None, InFlight.FINISH) and not request.aborted:
                         await self._changed()
             except TimeoutError:
                 pass
@@ -320,12 +318,12 @@ class FakeReplica:
 
     async def _held(self, request: FakeRequest) -> None:
         started = clock.now()
-        while self._pausing is InFlight.HOLD and not request.aborted:
+        while self._updates.pausing is InFlight.HOLD and not request.aborted:
             await self._changed()
         request.spent_s["paused_s"] = request.spent_s.get("paused_s", 0.0) + clock.now() - started
 
     async def _serving(self) -> None:
-        while self._pausing is not None:
+        while self._updates.pausing is not None:
             await self._changed()
 
     async def _begin(self, call: Call) -> None:
@@ -367,7 +365,7 @@ class FakeReplica:
     def _lookup(self, tokens: Ints) -> int:
         # a sibling that is being prefilled counts: its prompt is computed once
         seen = [*self._cached, *((r.tokens, r.salt) for r in self._live)]
-        return max((common(known, tokens) for known, salt in seen if salt == self._salt), default=0)
+        return max((common(known, tokens) for known, salt in seen if salt == self._updates.salt), default=0)
 
     def _remember(self, tokens: Ints, salt: int) -> None:
         self._cached.append((tokens, salt))
@@ -382,6 +380,6 @@ class FakeReplica:
         now = clock.now()
         if now > self._since:
             state = DeviceState.DECODE if self._live else DeviceState.IDLE
-            state = DeviceState.PUBLISH_PAUSE if self._paused is not None else state
+            state = DeviceState.PUBLISH_PAUSE if self._updates.paused is not None else state
             self._intervals.append(DeviceInterval(state=state, start=self._since, end=now))
         self._since = now
