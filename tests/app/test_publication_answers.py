@@ -26,8 +26,9 @@ from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, S
 from muster.engine.timing import EngineTiming
 from muster.errors import EngineError, PublicationError
 from muster.journal import Journal
-from muster.lab.emulated.replica import INITIAL, EmulatedReplica
+from muster.lab.emulated.replica import EmulatedReplica
 from muster.lab.emulated.replies import logprobs_of
+from muster.lab.faults import INITIAL
 from muster.orchestrator.delivery import Delivery
 from muster.publish.config import PublisherConfig
 from muster.publish.publisher import Publisher
@@ -73,12 +74,12 @@ class Flaky(EmulatedReplica):
                 self.later.append(asyncio.ensure_future(self._late(act)))
                 await asyncio.Event().wait()
             case "never":
-                await asyncio.Event().wait()
+                self.faults.hang(call)
             case "twice":
                 await act()
             case "lost":
                 await act()
-                raise EngineError(f"{self.name}: the connection broke before the answer to {call}")
+                raise self.faults.lost(call)
             case "dies":
                 self.crash()
                 asyncio.get_running_loop().call_later(DOWN_S, self.restart)

@@ -21,8 +21,9 @@ from muster.engine.embedded.launch import launch
 from muster.engine.http.replica import HttpReplica
 from muster.engine.vllm.launch import launch as launch_vllm
 from muster.lab.emulated.engine import EmulatedEngine
-from muster.lab.emulated.replica import INITIAL, EmulatedReplica
+from muster.lab.emulated.replica import EmulatedReplica
 from muster.lab.emulated.serve import serving
+from muster.lab.faults import INITIAL
 
 
 @pytest.fixture(scope="module")

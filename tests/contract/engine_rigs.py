@@ -17,8 +17,8 @@ from muster.engine.fleet.fleet import Fleet
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Replica, Staged
 from muster.engine.timing import EngineTiming
 from muster.lab.emulated import replies
-from muster.lab.emulated.replica import INITIAL
 from muster.lab.fakes.engine import FakeReplica, logprobs_of
+from muster.lab.faults import INITIAL
 from muster.model.config import LlamaConfig
 from muster.types import Floats, Ints, Publication, Session, Version
 

@@ -21,8 +21,9 @@ from muster.engine.port import InFlight
 from muster.engine.timing import EngineTiming
 from muster.errors import EngineError
 from muster.lab.emulated.engine import EmulatedEngine
-from muster.lab.emulated.replica import INITIAL, EmulatedReplica
+from muster.lab.emulated.replica import EmulatedReplica
 from muster.lab.emulated.serve import serving
+from muster.lab.faults import INITIAL
 from muster.types import Completion, Sampling, Session
 
 SLOW = EmulatedEngineConfig(

@@ -104,7 +104,7 @@ def test_statistics_from_before_a_delivery_say_nothing_after_it() -> None:
 
 def test_a_publication_that_missed_its_deadline_is_tried_again_and_written_down() -> None:
     async def play(ground: Ground) -> None:
-        ground.replica.hang("stage")
+        ground.replica.faults.hang("stage")
         (record,) = await ground.delivery.deliver(1, trained_at=clock.now())
         assert record.latency_s > 5.0
 
@@ -197,7 +197,7 @@ def test_an_export_is_tried_again_for_storage_may_have_room_by_then() -> None:
 
 def test_one_that_fails_every_time_is_an_error_and_still_retired() -> None:
     async def play(ground: Ground) -> None:
-        ground.replica.hang("stage")
+        ground.replica.faults.hang("stage")
         with pytest.raises(PublicationError, match="not staged"):
             await ground.delivery.deliver(1, trained_at=clock.now())
         assert len(ground.retired) == 1

@@ -15,7 +15,8 @@ from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Scores, 
 from muster.errors import ConfigError, PublicationError
 from muster.lab.emulated import replies
 from muster.lab.emulated.replica import EmulatedReplica
-from muster.lab.fakes.engine import Call, FakeRates, FakeReplica, logprobs_of
+from muster.lab.fakes.engine import FakeRates, FakeReplica, logprobs_of
+from muster.lab.faults import ReplicaCall
 from muster.publish.config import PublisherConfig
 from muster.publish.publisher import Canary, Publisher
 from muster.types import Ints, Publication, PublicationRecord, Sampling, Session, Version
@@ -155,7 +156,7 @@ def test_a_retry_for_a_replica_that_failed_pauses_no_other() -> None:
         new, tolerant = publication(1), PublisherConfig(attempts=1)
         reference = Canary(tokens=TOKENS, temperature=1.0, logprobs_T=replies.logprobs_of(TOKENS, new.version, 1.0))
         publisher = Publisher([fine, late], tolerant)
-        late.lose_acknowledgement("commit")
+        late.faults.lose_acknowledgement("commit")
         with pytest.raises(PublicationError, match="late"):
             await publisher.publish(new, reference, trained_at=clock.now(), export_s=0.0)
         await fine.statistics()
@@ -219,7 +220,7 @@ def test_what_lay_there_already_was_not_carried(transport: Literal["memory", "di
 def test_a_stage_that_hangs_has_a_deadline_and_leaves_the_old_version() -> None:
     async def main() -> Version:
         one = replica()
-        one.hang("stage")
+        one.faults.hang("stage")
         with pytest.raises(PublicationError, match="not staged within 5 s"):
             await publish([one], config=PublisherConfig(stage_timeout_s=5))
         return one.version
@@ -230,7 +231,7 @@ def test_a_stage_that_hangs_has_a_deadline_and_leaves_the_old_version() -> None:
 def test_a_commit_that_hangs_has_a_deadline() -> None:
     async def main() -> None:
         one = replica()
-        one.hang("commit")
+        one.faults.hang("commit")
         await publish([one], config=PublisherConfig(commit_timeout_s=5))
 
     with pytest.raises(PublicationError, match="not committed within 5 s"):
@@ -270,10 +271,10 @@ def test_a_request_in_flight_is_labelled_with_the_versions_that_made_its_tokens(
 
 
 @pytest.mark.parametrize("call", ["stage", "pause", "commit", "resume"])
-def test_a_call_whose_answer_was_lost_is_made_again(call: Call) -> None:
+def test_a_call_whose_answer_was_lost_is_made_again(call: ReplicaCall) -> None:
     async def main() -> Version:
         one = replica()
-        one.lose_acknowledgement(call)
+        one.faults.lose_acknowledgement(call)
         (record,) = await publish([one])
         assert record.digest_equal
         return one.version

@@ -103,7 +103,7 @@ def test_one_dead_replica_among_several_does_not_stop_the_others() -> None:
 def test_a_request_without_an_answer_goes_elsewhere_after_its_deadline() -> None:
     async def body() -> None:
         members = replicas(2)
-        members[0].hang("generate")
+        members[0].faults.hang("generate")
         fleet = Fleet(members, RouterConfig(request_timeout_s=20.0))
         completion = await say(fleet, "a")
         assert completion.replica == "r1"
@@ -117,7 +117,7 @@ def test_a_request_without_an_answer_goes_elsewhere_after_its_deadline() -> None
 def test_a_lost_answer_is_asked_for_again_and_counts_once() -> None:
     async def body() -> None:
         members = replicas(1)
-        members[0].lose_acknowledgement("generate")
+        members[0].faults.lose_acknowledgement("generate")
         fleet = Fleet(members)
         completion = await say(fleet, "a")
         assert len(completion.tokens_T) == 10
@@ -131,7 +131,7 @@ def test_requests_of_a_replica_that_is_given_up_move_at_once() -> None:
         members = replicas(2)
         fleet = Fleet(members)
         await say(fleet, "warm-up", tokens=prompt(9))
-        members[0].hang("generate")
+        members[0].faults.hang("generate")
         request = asyncio.create_task(say(fleet, "a"))
         await clock.sleep(1.0)
         fleet.replicas[0].restarts("its process ended")

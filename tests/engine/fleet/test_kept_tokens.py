@@ -17,8 +17,9 @@ from muster.engine.pieces import Piece, after
 from muster.engine.port import CachePolicy, InFlight
 from muster.engine.timing import EngineTiming
 from muster.errors import EngineError
-from muster.lab.emulated.replica import INITIAL, EmulatedReplica
+from muster.lab.emulated.replica import EmulatedReplica
 from muster.lab.emulated.replies import logprobs_of
+from muster.lab.faults import INITIAL
 from muster.types import Completion, Ints, Publication, Sampling, Session, Version
 
 CONFIG = EmulatedEngineConfig(

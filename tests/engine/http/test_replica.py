@@ -16,8 +16,8 @@ from muster.engine.http.replica import HttpReplica
 from muster.engine.port import EngineStatistics, Staged
 from muster.errors import EngineError
 from muster.lab.emulated.engine import EmulatedEngine
-from muster.lab.emulated.replica import INITIAL
 from muster.lab.emulated.serve import serving
+from muster.lab.faults import INITIAL
 from muster.types import Completion, Ints, Publication, Sampling, Session, Version
 
 PROMPT = np.arange(3, 103, dtype=np.int32)

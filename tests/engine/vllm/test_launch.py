@@ -17,8 +17,8 @@ from muster.engine.config import EmbeddedEngineConfig, EngineConfig, SglangConfi
 from muster.engine.vllm import launch
 from muster.errors import ConfigError, EngineError
 from muster.lab.emulated.engine import EmulatedEngine
-from muster.lab.emulated.replica import INITIAL
 from muster.lab.emulated.serve import serving
+from muster.lab.faults import INITIAL
 
 ENGINE: TypeAdapter[EngineConfig] = TypeAdapter(EngineConfig)
 

@@ -11,7 +11,7 @@ from muster.engine.config import EmulatedEngineConfig
 from muster.engine.embedded.prefix_cache import distinct_tokens
 from muster.engine.timing import EngineTiming
 from muster.lab.emulated.core import EmulatedCore
-from muster.lab.emulated.replica import INITIAL
+from muster.lab.faults import INITIAL
 from muster.types import Completion, Ints, Sampling, Session
 
 TIMING = EngineTiming(step_s=0.02, row_s=0.001, context_s=1e-5, prefill_s=0.0005, pair_s=1e-7)

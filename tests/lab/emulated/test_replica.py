@@ -13,7 +13,8 @@ from muster import clock
 from muster.engine.port import CachePolicy, InFlight
 from muster.errors import EngineError, UserError
 from muster.lab.emulated.presets import preset
-from muster.lab.emulated.replica import INITIAL, EmulatedReplica
+from muster.lab.emulated.replica import EmulatedReplica
+from muster.lab.faults import INITIAL
 from muster.types import Completion, Ints, Publication, Sampling, Session, Version
 
 PUBLISHED = Publication(
@@ -71,12 +72,12 @@ def test_a_restarted_replica_serves_nothing_until_a_commit() -> None:
 def test_a_lost_acknowledgement_did_its_work_and_a_hanging_call_never_answers() -> None:
     async def main() -> None:
         replica = EmulatedReplica("r", config())
-        replica.lose_acknowledgement("stage")
+        replica.faults.lose_acknowledgement("stage")
         with pytest.raises(EngineError, match="broke before the answer to stage"):
             await replica.stage(PUBLISHED)
         await replica.pause(InFlight.HOLD)
         assert await replica.commit(PUBLISHED.version, CachePolicy.KEEP) == PUBLISHED.version
-        replica.hang("resume")
+        replica.faults.hang("resume")
         with pytest.raises(TimeoutError):
             async with clock.timeout(1e6):
                 await replica.resume()

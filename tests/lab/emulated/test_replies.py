@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.emulated.books import prompt
-from muster.lab.emulated.replica import INITIAL
 from muster.lab.emulated.replies import ReplyScript, logprobs_of, made_up
+from muster.lab.faults import INITIAL
 from muster.types import Ints, Session, Version
 
 

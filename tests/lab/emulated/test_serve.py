@@ -17,8 +17,8 @@ from muster.engine.timing import EngineTiming
 from muster.errors import UserError
 from muster.lab.emulated.engine import EmulatedEngine
 from muster.lab.emulated.presets import to_toml
-from muster.lab.emulated.replica import INITIAL
 from muster.lab.emulated.serve import emulate, serving
+from muster.lab.faults import INITIAL
 
 FAST = config(
     timing=EngineTiming(step_s=1e-4, prefill_s=1e-6), vocabulary=1000, max_model_len=2048, max_step_tokens=2048

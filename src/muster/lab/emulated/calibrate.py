@@ -27,7 +27,7 @@ from muster.engine.port import Engine, EngineStatistics
 from muster.engine.timing import EngineTiming, Work
 from muster.errors import EngineError, UserError
 from muster.lab.emulated.core import EmulatedCore
-from muster.lab.emulated.replica import INITIAL
+from muster.lab.faults import INITIAL
 from muster.types import Completion, Ints, Sampling, Session
 
 _IDS = (16, 1000)

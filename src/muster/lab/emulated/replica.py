@@ -1,26 +1,19 @@
-"""The emulated engine as a replica in this process, with the faults that a simulation injects.
+"""The emulated engine as a replica in this process, with the faults that a test orders of it.
 
-Law: obeys the same contract as every replica. A crashed one fails pending and later calls; a restarted one is stale
-and serves nothing until a commit; a hanging call never answers; a lost acknowledgement did its work.
+Law: obeys the same contract as every replica.
 """
 
 from __future__ import annotations
 
-import asyncio
 from itertools import count
-from typing import Literal
 
 from muster.engine.config import EmulatedEngineConfig
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores, Staged
 from muster.errors import EngineError, UserError
 from muster.lab.emulated.engine import EmulatedEngine
 from muster.lab.emulated.replies import Policy
+from muster.lab.faults import INITIAL, InjectedFaults
 from muster.types import Completion, Ints, Publication, Sampling, Session, Version
-
-Call = Literal["generate", "score", "statistics", "stage", "pause", "commit", "resume"]
-
-INITIAL = Version(number=0, digest="initial")
-"""What a replica holds before anything was published to it."""
 
 
 class EmulatedReplica:
@@ -45,99 +38,54 @@ class EmulatedReplica:
         """policy: a function of prompt, session, version, or a `Script`; None: `max_tokens` made-up tokens."""
         self.name = name
         self.engine = EmulatedEngine(config or EmulatedEngineConfig(), name=name, version=version, policy=policy)
+        self.faults = InjectedFaults(name)
         self._ids = count()
-        self._dead: str | None = None
-        self._stale = False
-        self._hanging: set[Call] = set()
-        self._unacknowledged: set[Call] = set()
-
-    # --- faults -------------------------------------------------------------------------------------
 
     def crash(self, reason: str = "killed") -> None:
         """Every pending and later call fails."""
-        self._dead = f"{self.name} is dead: {reason}"
-        self.engine.fail(self._dead)
+        self.engine.fail(self.faults.crash(reason))
 
     def restart(self) -> None:
         """Serve again, but nothing before a commit: a restarted replica holds unknown weights."""
         self.engine.restart(INITIAL)
-        self._dead, self._stale = None, True
-
-    def hang(self, call: Call) -> None:
-        """The next such call never answers (until it is cancelled)."""
-        self._hanging.add(call)
-
-    def lose_acknowledgement(self, call: Call) -> None:
-        """The next such call does its work and then fails."""
-        self._unacknowledged.add(call)
-
-    # --- the port -----------------------------------------------------------------------------------
+        self.faults.restart()
 
     async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
-        await self._enter("generate")
-        if self._stale:
-            raise EngineError(f"{self.name} is stale: it has no published weights")
-        try:
-            completion = await self.engine.generate(str(next(self._ids)), tokens, sampling, session)
-        except UserError as error:
-            raise EngineError(f"{self.name}: {error}", {"status": 400}) from None
-        self._leave("generate")
-        return completion
+        async with self.faults.during("generate"):
+            self.faults.check_weights()
+            try:
+                return await self.engine.generate(str(next(self._ids)), tokens, sampling, session)
+            except UserError as error:
+                raise EngineError(f"{self.name}: {error}", {"status": 400}) from None
 
     async def score(self, tokens: Ints, *, temperature: float) -> Scores:
-        await self._enter("score")
-        try:
-            scores = await self.engine.score(tokens, temperature)
-        except UserError as error:
-            raise EngineError(f"{self.name}: {error}", {"status": 400}) from None
-        self._leave("score")
-        return scores
+        async with self.faults.during("score"):
+            try:
+                return await self.engine.score(tokens, temperature)
+            except UserError as error:
+                raise EngineError(f"{self.name}: {error}", {"status": 400}) from None
 
     async def statistics(self) -> EngineStatistics:
-        await self._enter("statistics")
-        statistics = await self.engine.statistics(take_intervals=True)
-        self._leave("statistics")
-        return statistics
+        async with self.faults.during("statistics"):
+            return await self.engine.statistics(take_intervals=True)
 
     def supports(self, in_flight: InFlight, cache: CachePolicy) -> str | None:
         return None
 
     async def stage(self, publication: Publication) -> Staged:
-        await self._enter("stage")
-        staged = await self.engine.stage(publication)
-        self._leave("stage")
-        return staged
+        async with self.faults.during("stage"):
+            return await self.engine.stage(publication)
 
     async def pause(self, in_flight: InFlight) -> Pause:
-        await self._enter("pause")
-        pause = await self.engine.pause(in_flight)
-        self._leave("pause")
-        return pause
+        async with self.faults.during("pause"):
+            return await self.engine.pause(in_flight)
 
     async def commit(self, version: Version, cache: CachePolicy) -> Version:
-        await self._enter("commit")
-        held = await self.engine.commit(version, cache)
-        self._stale = False
-        self._leave("commit")
-        return held
+        async with self.faults.during("commit"):
+            held = await self.engine.commit(version, cache)
+            self.faults.stale = False
+            return held
 
     async def resume(self) -> None:
-        await self._enter("resume")
-        await self.engine.resume()
-        self._leave("resume")
-
-    async def _enter(self, call: Call) -> None:
-        if call in self._hanging:
-            self._hanging.discard(call)
-            await asyncio.Event().wait()
-        self._alive()
-
-    def _leave(self, call: Call) -> None:
-        self._alive()
-        if call in self._unacknowledged:
-            self._unacknowledged.discard(call)
-            raise EngineError(f"{self.name}: the connection broke before the answer to {call}")
-
-    def _alive(self) -> None:
-        if self._dead is not None:
-            raise EngineError(self._dead)
+        async with self.faults.during("resume"):
+            await self.engine.resume()

@@ -27,7 +27,7 @@ from muster.errors import UserError
 from muster.lab.emulated.calibrate import Calibration, calibrate
 from muster.lab.emulated.engine import EmulatedEngine
 from muster.lab.emulated.presets import to_toml
-from muster.lab.emulated.replica import INITIAL
+from muster.lab.faults import INITIAL
 
 
 def emulate(config: EmulatedEngineConfig, *, name: str, host: str, port: int, say: Callable[[str], None]) -> None:

@@ -5,7 +5,7 @@ the same contract as the real engine: versions on tokens, pauses, prefix cache p
 `generate`'s log-probabilities by `score`.
 
     generate: queue ─► prefill ─► decode ─► Completion      one timer per phase, cut short by a pause
-    faults:   crash, restart (STALE until a commit), lose_acknowledgement, hang
+    crash, restart; other faults: `faults`
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +24,13 @@ from muster.engine.port import CachePolicy, DeviceInterval, EngineStatistics, In
 from muster.engine.updates import WeightUpdates
 from muster.errors import EngineError
 from muster.lab.fakes.request import FakeRequest, common, cut
+from muster.lab.faults import INITIAL, InjectedFaults
 from muster.types import Completion, DeviceState, Floats, Ints, Publication, Sampling, Session, Version
 
 Policy = Callable[[Ints, Session, Version], Sequence[int]]
 """(prompt, session, version at the start) -> the reply's token ids, as long as it likes to be."""
 
-Call = Literal["generate", "score", "statistics", "stage", "pause", "commit", "resume"]
-
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: a usual multiplier for mixing bits
-_INITIAL = Version(number=0, digest="initial")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,100 +85,80 @@ class FakeReplica:
         *,
         policy: Policy,
         rates: FakeRates | None = None,
-        version: Version | None = None,
+        version: Version = INITIAL,
     ) -> None:
         self.name = name
-        self._updates = WeightUpdates(name, version or _INITIAL)
+        self.faults = InjectedFaults(name)
+        self._updates = WeightUpdates(name, version)
         self._policy, self._rates = policy, rates or FakeRates()
         self._slots = asyncio.Semaphore(self._rates.capacity)
         self._live: list[FakeRequest] = []
         self._cached: list[tuple[Ints, int]] = []  # with the salt under which they were computed
         self._change = asyncio.Event()
-        self._dead: str | None = None
-        self._stale = False
-        self._hanging: set[Call] = set()
-        self._unacknowledged: set[Call] = set()
         self._waiting = 0
         self._counts = {"prompt": 0, "cached": 0, "recomputed": 0, "generated": 0}
         self._since = clock.now()
         self._intervals: list[DeviceInterval] = []
 
-    # --- faults -------------------------------------------------------------------------------------
-
     def crash(self, reason: str = "killed") -> None:
         """Every pending and later call fails."""
-        self._dead = reason
+        self.faults.crash(reason)
         self._notify()
 
     def restart(self) -> None:
         """Serve again, but nothing before a commit: a restarted replica holds unknown weights."""
-        self._dead, self._stale = None, True
-        self._updates = WeightUpdates(self.name, _INITIAL, salt=self._updates.salt)
+        self.faults.restart()
+        self._updates = WeightUpdates(self.name, INITIAL, salt=self._updates.salt)
         self._cached.clear()
-
-    def hang(self, call: Call) -> None:
-        """The next such call never answers (until it is cancelled)."""
-        self._hanging.add(call)
-
-    def lose_acknowledgement(self, call: Call) -> None:
-        """The next such call does its work and then fails."""
-        self._unacknowledged.add(call)
 
     @property
     def version(self) -> Version:
         return self._updates.version
 
-    @property
-    def serves(self) -> bool:
-        return self._dead is None and not self._stale
-
     # --- engine -------------------------------------------------------------------------------------
 
     async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
-        await self._begin("generate")
-        self._check(tokens)
-        if self._stale:
-            raise EngineError(f"{self.name} is stale: it has no published weights")
-        arrived = clock.now()
-        self._waiting += 1
-        try:
-            await self._slots.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            await self._serving()
-            completion = await self._serve(tokens, sampling, session, arrived)
-        finally:
-            self._slots.release()
-            if self._updates.pausing is not None:
-                self._notify()  # a pause may wait for this request to end
-        self._end("generate")
-        return completion
+        async with self.faults.during("generate"):
+            self._check(tokens)
+            self.faults.check_weights()
+            arrived = clock.now()
+            self._waiting += 1
+            try:
+                await self._slots.acquire()
+            finally:
+                self._waiting -= 1
+            try:
+                await self._serving()
+                return await self._serve(tokens, sampling, session, arrived)
+            finally:
+                self._slots.release()
+                if self._updates.pausing is not None:
+                    self._notify()  # a pause may wait for this request to end
 
     async def score(self, tokens: Ints, *, temperature: float) -> Scores:
-        await self._begin("score")
-        self._check(tokens)
-        await self._sleep(len(tokens) / self._rates.prefill_tokens_per_s)
-        return Scores(logprobs_T=logprobs_of(tokens, self.version, temperature), version=self.version)
+        async with self.faults.during("score"):
+            self._check(tokens)
+            await self._sleep(len(tokens) / self._rates.prefill_tokens_per_s)
+            return Scores(logprobs_T=logprobs_of(tokens, self.version, temperature), version=self.version)
 
     async def statistics(self) -> EngineStatistics:
-        await self._begin("statistics")
-        self._close_interval()
-        intervals, self._intervals = tuple(self._intervals), []
-        return EngineStatistics(
-            replica=self.name,
-            version=self.version,
-            running=len(self._live),
-            waiting=self._waiting,
-            capacity=self._rates.capacity,
-            prompt_tokens=self._counts["prompt"],
-            cached_tokens=self._counts["cached"],
-            recomputed_tokens=self._counts["recomputed"],
-            generated_tokens=self._counts["generated"] + sum(map(self._made, self._live)),
-            kv_used_tokens=sum(len(tokens) for tokens, _ in self._cached),
-            kv_capacity_tokens=self._rates.cached_sequences * self._rates.max_model_len,
-            intervals=intervals,
-        )
+        async with self.faults.during("statistics"):
+            self._close_interval()
+            intervals, self._intervals = tuple(self._intervals), []
+            return EngineStatistics(
+                replica=self.name,
+                version=self.version,
+                running=len(self._live),
+                waiting=self._waiting,
+                capacity=self._rates.capacity,
+                prompt_tokens=self._counts["prompt"],
+                cached_tokens=self._counts["cached"],
+                recomputed_tokens=self._counts["recomputed"],
+                generated_tokens=self._counts["generated"] + sum(map(self._made, self._live)),
+                kv_used_tokens=sum(len(tokens) for tokens, _ in self._cached),
+                kv_capacity_tokens=self._rates.cached_sequences * self._rates.max_model_len,
+                intervals=intervals,
+            )
 
     # --- weights ------------------------------------------------------------------------------------
 
@@ -189,54 +166,49 @@ class FakeReplica:
         return None
 
     async def stage(self, publication: Publication) -> Staged:
-        await self._begin("stage")
-        staged = Staged()
-        if not self._updates.holds(publication.version):
+        async with self.faults.during("stage"):
+            if self._updates.holds(publication.version):
+                return Staged()
             await self._sleep(self._rates.stage_s)
             self._updates.stage(publication.version)
-            staged = Staged(decode_s=self._rates.stage_s, size_bytes=publication.size_bytes)
-        self._end("stage")
-        return staged
+            return Staged(decode_s=self._rates.stage_s, size_bytes=publication.size_bytes)
 
     async def pause(self, in_flight: InFlight) -> Pause:
-        await self._begin("pause")
-        updates, answer = self._updates, list[Pause]()
-        if updates.pause(in_flight, answer.append):
-            self._close_interval()
-            met = len(self._live)
-            for request in self._live:
-                request.aborted = in_flight is InFlight.ABORT
-            self._notify()
-            while in_flight is not InFlight.HOLD and self._live:
-                await self._changed()
-            kind = {InFlight.HOLD: "held", InFlight.FINISH: "finished", InFlight.ABORT: "aborted"}[in_flight]
-            # computed each on its own: the fake's recomputation does not share
-            held_tokens = sum(len(r.sequence) + self._made(r) for r in self._live)
-            if not answer:  # else another call waited for the same pause, and was first
-                updates.take_effect(Pause(**{kind: met}, held_tokens=held_tokens))
-        self._end("pause")
-        return answer[0]
+        async with self.faults.during("pause"):
+            updates, answer = self._updates, list[Pause]()
+            if updates.pause(in_flight, answer.append):
+                self._close_interval()
+                met = len(self._live)
+                for request in self._live:
+                    request.aborted = in_flight is InFlight.ABORT
+                self._notify()
+                while in_flight is not InFlight.HOLD and self._live:
+                    await self._changed()
+                kind = {InFlight.HOLD: "held", InFlight.FINISH: "finished", InFlight.ABORT: "aborted"}[in_flight]
+                # computed each on its own: the fake's recomputation does not share
+                held_tokens = sum(len(r.sequence) + self._made(r) for r in self._live)
+                if not answer:  # else another call waited for the same pause, and was first
+                    updates.take_effect(Pause(**{kind: met}, held_tokens=held_tokens))
+            return answer[0]
 
     async def commit(self, version: Version, cache: CachePolicy) -> Version:
-        await self._begin("commit")
-        if self._updates.may_commit(version):
-            await self._sleep(self._rates.commit_s)
-            self._updates.commit(version, cache)
-            if cache is not CachePolicy.SHARE:
-                self._cached.clear()
-            if cache in (CachePolicy.RECOMPUTE, CachePolicy.FLUSH):
-                for request in self._live:
-                    request.recompute, request.salt = True, self._updates.salt
-        self._stale = False
-        self._end("commit")
-        return self.version
+        async with self.faults.during("commit"):
+            if self._updates.may_commit(version):
+                await self._sleep(self._rates.commit_s)
+                self._updates.commit(version, cache)
+                if cache is not CachePolicy.SHARE:
+                    self._cached.clear()
+                if cache in (CachePolicy.RECOMPUTE, CachePolicy.FLUSH):
+                    for request in self._live:
+                        request.recompute, request.salt = True, self._updates.salt
+            self.faults.stale = False
+            return self.version
 
     async def resume(self) -> None:
-        await self._begin("resume")
-        self._close_interval()
-        self._updates.resume()
-        self._notify()
-        self._end("resume")
+        async with self.faults.during("resume"):
+            self._close_interval()
+            self._updates.resume()
+            self._notify()
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -326,26 +298,10 @@ class FakeReplica:
         while self._updates.pausing is not None:
             await self._changed()
 
-    async def _begin(self, call: Call) -> None:
-        if call in self._hanging:
-            self._hanging.discard(call)
-            await asyncio.Event().wait()
-        self._alive()
-
-    def _end(self, call: Call) -> None:
-        self._alive()
-        if call in self._unacknowledged:
-            self._unacknowledged.discard(call)
-            raise EngineError(f"{self.name}: the connection broke before the answer to {call}")
-
-    def _alive(self) -> None:
-        if self._dead is not None:
-            raise EngineError(f"{self.name} is dead: {self._dead}")
-
     async def _changed(self) -> None:
         """Wait for the next pause, resume, end of a request, or crash."""
         await self._change.wait()
-        self._alive()
+        self.faults.check_alive()
 
     async def _sleep(self, delay_s: float) -> None:
         """Sleep, but fail at once when the replica dies meanwhile."""

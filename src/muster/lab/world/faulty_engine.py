@@ -9,14 +9,13 @@ old weights, and serves nothing until a commit.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from muster import clock
 from muster.engine.port import CachePolicy, EngineStatistics, InFlight, Pause, Scores, Staged
-from muster.errors import EngineError
 from muster.lab.fakes.engine import FakeReplica
+from muster.lab.faults import ReplicaCall
 from muster.lab.world.chaos import Chaos, Fault
 from muster.types import Completion, Ints, Publication, Sampling, Session, Version
 
@@ -36,7 +35,7 @@ class FaultyReplica:
 
     async def generate(self, tokens: Ints, sampling: Sampling, session: Session) -> Completion:
         if self._chaos.happens(Fault.ENGINE_HANG):
-            await asyncio.Event().wait()
+            self.inner.faults.hang("generate")
         return await self.inner.generate(tokens, sampling, session)
 
     async def score(self, tokens: Ints, *, temperature: float) -> Scores:
@@ -62,13 +61,13 @@ class FaultyReplica:
     async def resume(self) -> None:
         await self._called("resume", self.inner.resume)
 
-    async def _called(self, name: str, call: Callable[[], Awaitable[_T]]) -> _T:
+    async def _called(self, name: ReplicaCall, call: Callable[[], Awaitable[_T]]) -> _T:
         """The work is done once or twice; the answer may be lost."""
         if self._chaos.happens(Fault.DOUBLED_ACK):
             await call()
         answer = await call()
         if self._chaos.happens(Fault.LOST_ACK):
-            raise EngineError(f"{self.name}: the connection broke before the answer to {name}")
+            raise self.inner.faults.lost(name)
         return answer
 
     async def mishaps(self) -> None:

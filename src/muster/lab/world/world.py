@@ -171,7 +171,7 @@ class World:
         if surprises:
             raise LawBroken(Law.CRASH, repr(surprises[0])) from surprises[0]
         for leaf in found:
-            serving = [r.name for r in shared.replicas if r.inner.serves]
+            serving = [r.name for r in shared.replicas if r.inner.faults.serves]
             unneeded = isinstance(leaf, EngineError) and serving
             shared.laws.check(Law.LIVENESS, not unneeded, f"stopped by {leaf}, and {serving} serve")
         self._stops[type(found[0]).__name__] += 1

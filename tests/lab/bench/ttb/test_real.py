@@ -40,7 +40,7 @@ from muster.lab.collection.collection import CollectionWorld, FleetWorld, Sandbo
 from muster.lab.collection.timed_sandbox import SandboxTimes, TimedBackend
 from muster.lab.collection.workload import Lognormal, PlannedTurn, Program, WorkloadConfig, programs
 from muster.lab.emulated.presets import preset
-from muster.lab.emulated.replica import INITIAL
+from muster.lab.faults import INITIAL
 from muster.lab.result import BenchResult, Target
 from muster.orchestrator.config import SchedulerConfig
 from muster.rollout.actions import Commands, Fenced, describe

@@ -24,8 +24,8 @@ from muster.engine.http.replica import HttpReplica
 from muster.errors import EngineError
 from muster.lab.bench.ttb.real.words import Groups, Replies
 from muster.lab.emulated.engine import EmulatedEngine
-from muster.lab.emulated.replica import INITIAL
 from muster.lab.emulated.serve import serving
+from muster.lab.faults import INITIAL
 
 START_TIMEOUT_S = 60.0
 
