@@ -46,7 +46,7 @@ class Words:
     def __init__(self, split: Split, rng: np.random.Generator) -> None:
         self._rng: Final = rng
         self._pool: Final = TRAIN if split == "train" else HELDOUT
-        self._order: Final = [self._pool[i] for i in rng.permutation(len(self._pool))]
+        self._order: Final[list[str]] = [self._pool[int(i)] for i in rng.permutation(len(self._pool))]
         self._pairs: Final[set[str]] = set()
 
     def word(self) -> str:
