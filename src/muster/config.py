@@ -151,11 +151,12 @@ def _renamed(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """`values` with keys of before under their present names. Raises `ConfigError` where both are set."""
     for old, new in RENAMED.items():
         *path, last = old.split(".")
-        table: Any = values
+        found: Any = values
         for name in path:
-            table = table.get(name) if isinstance(table, Mapping) else None
-        if not isinstance(table, Mapping) or last not in table:
+            found = cast("Mapping[str, Any]", found).get(name) if isinstance(found, Mapping) else None
+        if not isinstance(found, Mapping) or last not in found:
             continue
+        table = cast("Mapping[str, Any]", found)
         name = new.rpartition(".")[2]
         if name in table:
             raise ConfigError(f"{old} was renamed {new}, and both are set: leave {old} out")
