@@ -1,4 +1,4 @@
-# make train   install, then train the starter model on the starter suite
+# make train   install, then train the starter model on the starter suite; ARGS are options of `muster train`
 # make test    install, then run every test
 # make check   style, types, layers
 # make docs    the documentation, into build/docs; a dead link or anchor ends it
@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml
 
 train: $(STAMP)
 	$(BIN)/muster doctor
-	$(BIN)/muster train
+	$(BIN)/muster train $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/pytest
