@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 from muster.engine.config import RouterConfig
 from muster.engine.fleet.learned import Growth, LearnedPace, PrefillRate
-from muster.engine.fleet.line import TurnQueue, Waiting
 from muster.engine.fleet.residents import Residents
+from muster.engine.fleet.turn_queue import TurnQueue, Waiting
 
 TOKENS_A_PLACE = 250
 """Each 250 tokens of context put a waiting session one place back, as if it had begun one session later: who has little

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.engine.fleet.line import TurnQueue, Waiting
+from muster.engine.fleet.turn_queue import TurnQueue, Waiting
 
 
 def turn(ticket: int, order: int) -> Waiting:
